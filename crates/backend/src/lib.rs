@@ -1,1 +1,22 @@
-//! .
+//! The contract between models and the machines that run them.
+//!
+//! [`Backend`] has one method per operation of a mixture-of-experts model, each with its formula. Model code calls
+//! them in order and never looks at a result: the CPU computes at once, a GPU only records, and nothing waits until
+//! [`Backend::read`]. This crate holds no kernels; it holds what every backend shares: shapes and their checks,
+//! batches, descriptions of caches and positions, and errors.
+
+mod batch;
+pub mod check;
+mod error;
+mod operations;
+mod rope;
+mod shapes;
+
+pub use batch::{Batch, Span};
+pub use error::{Error, Result};
+pub use operations::Backend;
+pub use rope::{Pairing, RopeSpec, YarnSpec};
+pub use shapes::{
+    Activation, Attention, CacheFloat, Factor, GdnShape, GdnWeights, GroupedSigmoid, Handle, KvImage, KvShape,
+    LatentAttention, Mask, RecurrentImage, Shape, Shared,
+};

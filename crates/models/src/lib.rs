@@ -1,1 +1,18 @@
-//! .
+//! Model families.
+//!
+//! [`Model::load`] reads a checkpoint's `model_type`, builds that family's network on a backend and checks every weight
+//! against the shape the config declares. A family is a file that reads its config, names its weights and says in
+//! its `forward` what happens to a batch of tokens, in calls of [`backend::Backend`]; `layers` holds what families share.
+
+mod config;
+mod error;
+mod layers;
+mod loader;
+mod model;
+mod qwen3;
+mod qwen3_5;
+mod state;
+
+pub use error::{Error, Result};
+pub use model::{FAMILIES, Logits, Model, Request, Summary};
+pub use state::{LayerImage, LayerShape, LayerState, RecurrentSnapshot, State, StateImage};

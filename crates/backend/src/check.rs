@@ -1,0 +1,327 @@
+//! Shape checks that every backend makes before it computes or records, so that all refuse the same inputs with the
+//! same words. Each function is named after its operation and returns what the operation needs to know.
+
+use std::fmt::Display;
+
+use checkpoint::Weight;
+
+use crate::{
+    Attention, Error, Factor, GdnShape, GroupedSigmoid, Handle, KvImage, KvShape, Mask, RecurrentImage, Result, Shape, Shared, Span,
+};
+
+/// A shape error.
+pub fn error(operation: &'static str, what: &'static str, found: impl Display, expected: impl Display) -> Error {
+    Error::Shape { operation, what, found: found.to_string(), expected: expected.to_string() }
+}
+
+/// That a shape or count is what the other arguments require.
+pub fn equal<T: PartialEq + Display>(
+    operation: &'static str,
+    what: &'static str,
+    found: T,
+    expected: T,
+) -> Result<()> {
+    if found == expected { Ok(()) } else { Err(error(operation, what, found, expected)) }
+}
+
+/// That `width` splits into `heads` equal parts; returns the width of one.
+pub fn heads(operation: &'static str, what: &'static str, width: usize, heads: usize) -> Result<usize> {
+    if heads == 0 || width == 0 || !width.is_multiple_of(heads) {
+        return Err(error(operation, what, width, format!("a positive multiple of {heads} heads")));
+    }
+    Ok(width / heads)
+}
+
+/// That a learned vector has one value per channel.
+pub fn vector(operation: &'static str, what: &'static str, w: Shape, width: usize) -> Result<()> {
+    equal(operation, what, w, Shape { rows: 1, cols: width })
+}
+
+/// That there is one cache or state per span.
+pub fn per_span(operation: &'static str, spans: &[Span], caches: usize) -> Result<()> {
+    equal(operation, "the number of caches", caches, spans.len())
+}
+
+/// That an activation has one row per token of the batch.
+pub fn rows(operation: &'static str, what: &'static str, x: Shape, spans: &[Span]) -> Result<()> {
+    let n = spans.iter().map(|s| s.len).sum();
+    equal(operation, what, x.rows, n)
+}
+
+/// That a weight is one matrix.
+pub fn matrix(weight: &Weight) -> Result<Shape> {
+    equal("matrix", "the number of matrices", weight.count, 1)?;
+    Ok(Shape { rows: weight.rows, cols: weight.cols })
+}
+
+/// That three stacks form experts; returns `[width, d]` of one.
+pub fn expert_weights(gate: &Weight, up: &Weight, down: &Weight) -> Result<Shape> {
+    let triple = |w: &Weight| format!("[{}, {}, {}]", w.count, w.rows, w.cols);
+    equal("expert_weights", "up", triple(up), triple(gate))?;
+    equal("expert_weights", "down", triple(down), format!("[{}, {}, {}]", gate.count, gate.cols, gate.rows))?;
+    if [gate, up, down].iter().any(|w| w.bias.is_some()) {
+        return Err(Error::Unsupported("expert_weights: experts with biases are not supported".into()));
+    }
+    Ok(Shape { rows: gate.rows, cols: gate.cols })
+}
+
+/// `reshape`
+pub fn reshape(x: Shape, rows: usize, cols: usize) -> Result<Shape> {
+    let shape = Shape { rows, cols };
+    equal("reshape", "the number of values", x.len(), shape.len())?;
+    Ok(shape)
+}
+
+/// `select_rows`
+pub fn select_rows(x: Shape, rows: &[usize]) -> Result<Shape> {
+    if let Some(row) = rows.iter().find(|r| **r >= x.rows) {
+        return Err(error("select_rows", "a row", row, format!("less than {}", x.rows)));
+    }
+    Ok(Shape { rows: rows.len(), cols: x.cols })
+}
+
+/// `columns`
+pub fn columns(x: Shape, start: usize, width: usize) -> Result<Shape> {
+    if start.checked_add(width).is_none_or(|end| end > x.cols) {
+        return Err(error("columns", "the range", format!("{start} + {width}"), format!("within {}", x.cols)));
+    }
+    Ok(Shape { rows: x.rows, cols: width })
+}
+
+/// `split_heads`; returns the widths of the two parts of a head.
+pub fn split_heads(x: Shape, n: usize, first: usize) -> Result<(usize, usize)> {
+    let width = heads("split_heads", "the width of x", x.cols, n)?;
+    if first > width {
+        return Err(error("split_heads", "the first part", first, format!("at most a head's width {width}")));
+    }
+    Ok((first, width - first))
+}
+
+/// `split_qkvz`
+pub fn split_qkvz(x: Shape, shape: &GdnShape) -> Result<()> {
+    gdn_shape("split_qkvz", shape)?;
+    equal("split_qkvz", "the width of x", x.cols, shape.channels() + shape.value_total())
+}
+
+/// `embed`: every token inside the table.
+pub fn embed(table: Shape, tokens: &[u32]) -> Result<()> {
+    match tokens.iter().find(|id| **id as usize >= table.rows) {
+        Some(&id) => Err(Error::TokenOutOfRange { id, vocabulary: table.rows }),
+        None => Ok(()),
+    }
+}
+
+/// `matmul` and its relatives: `x [n, in]` against `W [out, in]`; returns `[n, out]`.
+pub fn matmul(operation: &'static str, x: Shape, w: Shape) -> Result<Shape> {
+    equal(operation, "the width of x", x.cols, w.cols)?;
+    Ok(Shape { rows: x.rows, cols: w.rows })
+}
+
+/// `gate_up`
+pub fn gate_up(x: Shape, gate: Shape, up: Shape) -> Result<Shape> {
+    equal("gate_up", "the up matrix", up, gate)?;
+    matmul("gate_up", x, gate)
+}
+
+/// `add_norm` and `norm_add`.
+pub fn residual_norm<T: Handle>(
+    operation: &'static str,
+    r: Shape,
+    x: Shape,
+    w: Shape,
+    factor: &Factor<'_, T>,
+) -> Result<()> {
+    equal(operation, "r", r, x)?;
+    vector(operation, "w", w, x.cols)?;
+    match factor {
+        Factor::Channels(f) => vector(operation, "the factor", f.shape(), x.cols),
+        Factor::One | Factor::Scalar(_) => Ok(()),
+    }
+}
+
+/// `gated_norm`; returns the width of a head.
+pub fn gated_norm(v: Shape, z: Shape, w: Shape, n: usize) -> Result<usize> {
+    equal("gated_norm", "z", z, v)?;
+    let width = heads("gated_norm", "the width of v", v.cols, n)?;
+    vector("gated_norm", "w", w, width)?;
+    Ok(width)
+}
+
+/// `rope`; returns the width of a head.
+pub fn rope(x: Shape, spans: &[Span], n: usize, rotary_dim: usize) -> Result<usize> {
+    rows("rope", "the rows of x", x, spans)?;
+    let width = heads("rope", "the width of x", x.cols, n)?;
+    if rotary_dim > width {
+        return Err(error("rope", "the rotary width", rotary_dim, format!("at most a head's width {width}")));
+    }
+    Ok(width)
+}
+
+/// `kv_append` and `mla_append`, against one cache: its shape, how many tokens it holds, and the span it takes.
+pub fn append(operation: &'static str, k: Shape, v: Shape, cache: &KvShape, len: usize, span: &Span) -> Result<()> {
+    equal(operation, "the width of k", k.cols, cache.heads * cache.key_dim)?;
+    equal(operation, "the width of v", v.cols, cache.heads * cache.value_dim)?;
+    equal(operation, "the rows of v", v.rows, k.rows)?;
+    equal(operation, "a span's position", span.position, len)
+}
+
+/// `attention`, against one cache; returns query heads per key head.
+pub fn attention(q: Shape, spec: &Attention, cache: &KvShape, len: usize, span: &Span) -> Result<usize> {
+    equal("attention", "the width of q", q.cols, spec.heads * cache.key_dim)?;
+    let group = heads("attention", "the number of query heads", spec.heads, cache.heads)?;
+    equal("attention", "the tokens in a cache", len, span.position + span.len)?;
+    if let (Mask::Causal | Mask::None, Some(window)) = (spec.mask, cache.window) {
+        if len > window {
+            return Err(error("attention", "the mask", "not a window", format!("a window of at most {window}: the cache is a ring")));
+        }
+    }
+    if let (Mask::Window(asked), Some(kept)) = (spec.mask, cache.window) {
+        if asked > kept {
+            return Err(error("attention", "the window", asked, format!("at most the {kept} tokens the cache keeps")));
+        }
+    }
+    Ok(group)
+}
+
+/// `mla_attention`, against one cache; returns rank and rotated width.
+pub fn mla_attention(
+    q: Shape,
+    q_pe: Shape,
+    n: usize,
+    cache: &KvShape,
+    len: usize,
+    span: &Span,
+) -> Result<(usize, usize)> {
+    let rank = heads("mla_attention", "the width of q", q.cols, n)?;
+    let pe = heads("mla_attention", "the width of q_pe", q_pe.cols, n)?;
+    equal("mla_attention", "the rows of q_pe", q_pe.rows, q.rows)?;
+    equal("mla_attention", "the heads of a cache", cache.heads, 1)?;
+    equal("mla_attention", "the width of a cached latent", cache.key_dim, rank + pe)?;
+    equal("mla_attention", "the tokens in a cache", len, span.position + span.len)?;
+    Ok((rank, pe))
+}
+
+/// `mla_absorb_q` and `mla_unabsorb`: `x [n, heads * in]` against `heads` matrices `[out, in]`; returns `[n, heads * out]`.
+pub fn head_product(operation: &'static str, x: Shape, count: usize, w: Shape) -> Result<Shape> {
+    equal(operation, "the width of x", x.cols, count * w.cols)?;
+    Ok(Shape { rows: x.rows, cols: count * w.rows })
+}
+
+/// That K experts can be chosen.
+pub fn route(operation: &'static str, logits: Shape, top_k: usize) -> Result<()> {
+    if top_k == 0 || top_k > logits.cols {
+        return Err(error(operation, "top_k", top_k, format!("1 to {} experts", logits.cols)));
+    }
+    Ok(())
+}
+
+/// `route_sigmoid_grouped`; returns experts per group.
+pub fn route_grouped(logits: Shape, bias: Shape, spec: &GroupedSigmoid) -> Result<usize> {
+    const OP: &str = "route_sigmoid_grouped";
+    route(OP, logits, spec.top_k)?;
+    vector(OP, "the bias", bias, logits.cols)?;
+    let size = heads(OP, "the number of experts", logits.cols, spec.groups)?;
+    if spec.kept_groups == 0 || spec.kept_groups > spec.groups {
+        return Err(error(OP, "kept_groups", spec.kept_groups, format!("1 to {} groups", spec.groups)));
+    }
+    if spec.groups > 1 && size < 2 {
+        return Err(error(OP, "the experts of a group", size, "2 or more"));
+    }
+    if spec.top_k > spec.kept_groups * size {
+        return Err(error(OP, "top_k", spec.top_k, format!("at most {} experts of the kept groups", spec.kept_groups * size)));
+    }
+    Ok(size)
+}
+
+/// `experts`: one set of routes per token, every expert inside the stack.
+pub fn experts(x: Shape, routed_tokens: usize, routed_experts: usize, weights: Shape, count: usize) -> Result<()> {
+    equal("experts", "the width of x", x.cols, weights.cols)?;
+    equal("experts", "the tokens routed", routed_tokens, x.rows)?;
+    equal("experts", "the experts routed over", routed_experts, count)
+}
+
+/// `combine`
+pub fn combine<T: Handle>(h: Shape, moe: Shape, shared: &Shared<'_, T>) -> Result<()> {
+    equal("combine", "moe", moe, h)?;
+    match shared {
+        Shared::Absent => Ok(()),
+        Shared::Plain(x) => equal("combine", "shared", x.shape(), h),
+        Shared::Gated { x, gate } => {
+            equal("combine", "shared", x.shape(), h)?;
+            equal("combine", "the gate", gate.shape(), Shape { rows: h.rows, cols: 1 })
+        }
+    }
+}
+
+/// `combine_norm`
+pub fn combine_norm(a: Shape, wa: Shape, b: Shape, wb: Shape) -> Result<()> {
+    equal("combine_norm", "b", b, a)?;
+    vector("combine_norm", "wa", wa, a.cols)?;
+    vector("combine_norm", "wb", wb, a.cols)
+}
+
+/// That a Gated DeltaNet shape is possible.
+pub fn gdn_shape(operation: &'static str, shape: &GdnShape) -> Result<()> {
+    heads(operation, "the number of value heads", shape.value_heads, shape.key_heads)?;
+    if shape.kernel == 0 || shape.key_dim == 0 || shape.value_dim == 0 {
+        return Err(error(operation, "a width or the kernel", 0, "1 or more"));
+    }
+    Ok(())
+}
+
+/// `conv_causal`, against the shape of a state.
+pub fn conv_causal(x: Shape, w: Shape, shape: &GdnShape) -> Result<()> {
+    equal("conv_causal", "the width of x", x.cols, shape.channels())?;
+    equal("conv_causal", "w", w, Shape { rows: shape.channels(), cols: shape.kernel })
+}
+
+/// `gdn_gates`; returns the number of value heads.
+pub fn gdn_gates(a: Shape, b: Shape, a_log: Shape, dt_bias: Shape) -> Result<usize> {
+    equal("gdn_gates", "b", b, a)?;
+    vector("gdn_gates", "a_log", a_log, a.cols)?;
+    vector("gdn_gates", "dt_bias", dt_bias, a.cols)?;
+    Ok(a.cols)
+}
+
+/// `gdn`, against the shape of a state.
+pub fn gdn(qkv: Shape, g: Shape, beta: Shape, shape: &GdnShape) -> Result<()> {
+    equal("gdn", "the width of qkv", qkv.cols, shape.channels())?;
+    equal("gdn", "g", g, Shape { rows: qkv.rows, cols: shape.value_heads })?;
+    equal("gdn", "beta", beta, g)
+}
+
+/// That a cache's image belongs to its shape; returns the tokens it holds.
+pub fn kv_image(shape: &KvShape, image: &KvImage) -> Result<usize> {
+    let kept = image.len.checked_sub(image.first);
+    let bytes = |width: usize| kept.and_then(|n| n.checked_mul(shape.heads * width * shape.float.bytes()));
+    if bytes(shape.key_dim) != Some(image.keys.len()) || bytes(shape.value_dim) != Some(image.values.len()) {
+        return Err(Error::Image(format!(
+            "tokens {}..{} of a cache with {} bytes a token, but {} bytes of keys and {} of values",
+            image.first,
+            image.len,
+            shape.token_bytes(),
+            image.keys.len(),
+            image.values.len()
+        )));
+    }
+    match (image.first, shape.window) {
+        (0, _) => {}
+        (_, Some(window)) if image.len - image.first >= window => {}
+        _ => return Err(Error::Image(format!("the cache begins at token {}", image.first))),
+    }
+    Ok(image.len - image.first)
+}
+
+/// That a recurrent state's image belongs to its shape.
+pub fn recurrent_image(shape: &GdnShape, image: &RecurrentImage) -> Result<()> {
+    if image.window.len() != shape.window_len() || image.state.len() != shape.state_len() {
+        return Err(Error::Image(format!(
+            "a recurrent state of {} and {} values, expected {} and {}",
+            image.window.len(),
+            image.state.len(),
+            shape.window_len(),
+            shape.state_len()
+        )));
+    }
+    Ok(())
+}

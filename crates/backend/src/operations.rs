@@ -1,0 +1,358 @@
+//! The operations.
+
+use checkpoint::Weight;
+
+use crate::{
+    Activation, Attention, Batch, Factor, GdnShape, GdnWeights, GroupedSigmoid, Handle, KvImage, KvShape,
+    LatentAttention, RecurrentImage, Result, RopeSpec, Shared, Span,
+};
+
+/// A machine that runs models.
+///
+/// Letters in the formulas: `n` tokens of the batch, `d` hidden size, `t` a token, `h` a head; `rms(v) = v *
+/// rsqrt(mean(v^2) + eps)`. Activations are f32 `[n, width]`, row-major; heads lie side by side in a row.
+///
+/// - An operation checks shapes, then computes or records, and returns a cheap handle; nothing waits until a `read`.
+/// - Every operation gives for n tokens at once what n calls with one token each give, up to rounding.
+/// - An argument taken by value may be overwritten with the result.
+/// - Quantisation, biases of linear layers and the place where weights live are the weight types' business.
+/// - Operations on caches take one cache per span of the batch, in the same order.
+/// - Methods with a body are compositions of the others: a backend that can do them in one pass overrides them.
+pub trait Backend: Sized + 'static {
+    /// An activation or a learned vector.
+    type Tensor: Handle + Clone + Send;
+    /// `W [out, in]`, quantised or plain, with its optional bias: `W x` below includes the bias.
+    type Matrix: Handle + Send;
+    /// One matrix per attention head, for latent attention.
+    type HeadMatrices: Send;
+    /// The gate, up and down matrices of all experts of a layer.
+    type Experts: Send;
+    /// A prepared rotary embedding.
+    type Rope: Send;
+    /// K distinct experts and their weights for each token.
+    type Routes: Clone + Send;
+    /// Keys and values of one layer of one sequence.
+    type KvCache: Send;
+    /// Convolution window and recurrent matrices of one Gated DeltaNet layer of one sequence.
+    type Recurrent: Send;
+    /// What a batch needs on the device.
+    type BatchData;
+
+    // ---- The machine ----
+
+    /// A line for people: which machine, how many threads, which numerics.
+    fn description(&self) -> String;
+
+    /// Bytes that caches may still take on the device; `None` where that is unknown.
+    fn free_memory(&self) -> Option<u64>;
+
+    // ---- Weights and values ----
+
+    /// Takes over a matrix `[out, in]`. On the CPU it stays in the mapped file.
+    fn matrix(&self, weight: &Weight) -> Result<Self::Matrix>;
+
+    /// Takes over one matrix per head. `transposed` when the stored matrix is `[in, out]`, so that `y = W^T x`.
+    fn head_matrices(&self, weight: &Weight, transposed: bool) -> Result<Self::HeadMatrices>;
+
+    /// Takes over stacks `gate [E, width, d]`, `up [E, width, d]`, `down [E, d, width]`.
+    fn expert_weights(&self, gate: &Weight, up: &Weight, down: &Weight) -> Result<Self::Experts>;
+
+    /// Values from the host.
+    fn upload(&self, rows: usize, cols: usize, values: &[f32]) -> Result<Self::Tensor>;
+
+    /// Prepares a rotary embedding.
+    fn rope_table(&self, spec: &RopeSpec) -> Result<Self::Rope>;
+
+    /// Prepares a batch; called by [`Batch::new`] with at least one token, spans in row order without gaps.
+    fn prepare_batch(&self, tokens: &[u32], spans: &[Span]) -> Result<Self::BatchData>;
+
+    /// Waits for everything recorded so far and returns the values of `x`, row after row.
+    fn read(&self, x: &Self::Tensor) -> Result<Vec<f32>>;
+
+    /// Waits, and returns expert ids and weights, K per token.
+    fn read_routes(&self, routes: &Self::Routes) -> Result<(Vec<u32>, Vec<f32>)>;
+
+    // ---- Rows and columns ----
+
+    /// The same values under another shape with as many values.
+    fn reshape(&self, x: Self::Tensor, rows: usize, cols: usize) -> Result<Self::Tensor>;
+
+    /// `y[i] = x[rows[i]]`
+    fn select_rows(&self, x: &Self::Tensor, rows: &[usize]) -> Result<Self::Tensor>;
+
+    /// `y[t, c] = x[t, start + c]`, `width` columns.
+    fn columns(&self, x: &Self::Tensor, start: usize, width: usize) -> Result<Self::Tensor>;
+
+    /// Splits every head's slice `[a | b]`, `a` being `first` wide, into all `a` and all `b`: query and gate of Qwen's
+    /// gated attention, plain and rotated part of a DeepSeek query or (with one head) latent.
+    fn split_heads(&self, x: &Self::Tensor, heads: usize, first: usize) -> Result<(Self::Tensor, Self::Tensor)>;
+
+    /// Qwen3-Next's fused projection: every key head's slice `[q | k | v.. | z..]`, with the value heads that read this
+    /// key head, into `[all q | all k | all v]` and `[all z]`.
+    fn split_qkvz(&self, x: &Self::Tensor, shape: &GdnShape) -> Result<(Self::Tensor, Self::Tensor)>;
+
+    // ---- Products ----
+
+    /// `y[t] = scale * table[tokens[t]]`
+    fn embed(&self, table: &Self::Matrix, batch: &Batch<Self>, scale: f32) -> Result<Self::Tensor>;
+
+    /// `y_m[t] = W_m x[t]` for several matrices over one input.
+    fn matmuls<const N: usize>(&self, x: &Self::Tensor, weights: [&Self::Matrix; N]) -> Result<[Self::Tensor; N]>;
+
+    /// `y[t] = W x[t]`
+    fn matmul(&self, x: &Self::Tensor, weight: &Self::Matrix) -> Result<Self::Tensor> {
+        self.matmuls(x, [weight]).map(|[y]| y)
+    }
+
+    /// `y[t] = residual[t] + W x[t]`
+    fn matmul_add(&self, x: &Self::Tensor, weight: &Self::Matrix, residual: Self::Tensor) -> Result<Self::Tensor>;
+
+    /// `y[t] = act(Wg x[t]) * (Wu x[t])`
+    fn gate_up(
+        &self,
+        x: &Self::Tensor,
+        gate: &Self::Matrix,
+        up: &Self::Matrix,
+        activation: Activation,
+    ) -> Result<Self::Tensor>;
+
+    /// `y = act(gate) * up`, element by element.
+    fn glu(&self, gate: Self::Tensor, up: &Self::Tensor, activation: Activation) -> Result<Self::Tensor>;
+
+    /// `y = cap * tanh(x / cap)`
+    fn soft_cap(&self, x: Self::Tensor, cap: f32) -> Result<Self::Tensor>;
+
+    // ---- Norms and residuals ----
+
+    /// `y[t] = rms(x[t]) * w`; `w [1, d]` may be absent.
+    fn rms_norm(&self, x: &Self::Tensor, w: Option<&Self::Tensor>, eps: f32) -> Result<Self::Tensor>;
+
+    /// The same over each head's slice, `w [1, width of a head]` shared by the heads.
+    fn rms_norm_heads(
+        &self,
+        x: Self::Tensor,
+        w: Option<&Self::Tensor>,
+        heads: usize,
+        eps: f32,
+    ) -> Result<Self::Tensor>;
+
+    /// `s = r + x; y = rms(s) * w * factor`; returns `(s, y)`.
+    fn add_norm(
+        &self,
+        r: &Self::Tensor,
+        x: &Self::Tensor,
+        w: &Self::Tensor,
+        eps: f32,
+        factor: Factor<'_, Self::Tensor>,
+    ) -> Result<(Self::Tensor, Self::Tensor)>;
+
+    /// `y = (r + rms(x) * w) * factor`: Gemma's post norms (the factor is its layer scalar), and the first form of
+    /// `combine_norm`.
+    fn norm_add(
+        &self,
+        r: &Self::Tensor,
+        x: &Self::Tensor,
+        w: &Self::Tensor,
+        eps: f32,
+        factor: Factor<'_, Self::Tensor>,
+    ) -> Result<Self::Tensor>;
+
+    /// Per head `rms(v) * w * silu(z)`, `w [1, width of a head]`.
+    fn gated_norm(
+        &self,
+        v: &Self::Tensor,
+        z: &Self::Tensor,
+        w: &Self::Tensor,
+        heads: usize,
+        eps: f32,
+    ) -> Result<Self::Tensor>;
+
+    /// `x * sigmoid(g)`
+    fn sigmoid_gate(&self, x: Self::Tensor, g: &Self::Tensor) -> Result<Self::Tensor>;
+
+    // ---- Positions and attention ----
+
+    /// Turns the first `rotary_dim` channels of each head: with `a = position * inv_freq[i]` the pair `(x, y)` becomes
+    /// `factor * (x cos a - y sin a, x sin a + y cos a)`; other channels stay.
+    fn rope(
+        &self,
+        x: Self::Tensor,
+        batch: &Batch<Self>,
+        rope: &Self::Rope,
+        heads: usize,
+    ) -> Result<Self::Tensor>;
+
+    /// Writes keys and values of the batch behind those in the caches; a span's position must be its cache's length.
+    fn kv_append(
+        &self,
+        k: &Self::Tensor,
+        v: &Self::Tensor,
+        batch: &Batch<Self>,
+        caches: &mut [&mut Self::KvCache],
+    ) -> Result<()>;
+
+    /// Grouped-query attention over the caches, to which the batch's own keys have been appended:
+    /// `s_j = softcap(scale * q[h] . k_j[h / group])`, `y[h] = sum_j softmax(s)_j v_j[h / group]` over the keys the mask
+    /// allows, with a running maximum and sum, so that no `n x n` matrix exists.
+    fn attention(
+        &self,
+        q: &Self::Tensor,
+        batch: &Batch<Self>,
+        caches: &[&Self::KvCache],
+        spec: &Attention,
+    ) -> Result<Self::Tensor>;
+
+    /// `q'[h] = W[h] q[h]`: brings the plain part of each query head `[n, heads * nope]` into latent space
+    /// `[n, heads * rank]`.
+    fn mla_absorb_q(&self, q: &Self::Tensor, weights: &Self::HeadMatrices) -> Result<Self::Tensor>;
+
+    /// Writes latents `[n, rank]` (after their norm) and rotated key parts `[n, rope]` of the batch into latent caches.
+    fn mla_append(
+        &self,
+        latent: &Self::Tensor,
+        k_pe: &Self::Tensor,
+        batch: &Batch<Self>,
+        caches: &mut [&mut Self::KvCache],
+    ) -> Result<()>;
+
+    /// `s_j = scale * (q'[h] . c_j + q_pe[h] . k_pe_j)`, causal softmax, `o[h] = sum_j p_j c_j`.
+    fn mla_attention(
+        &self,
+        q: &Self::Tensor,
+        q_pe: &Self::Tensor,
+        batch: &Batch<Self>,
+        caches: &[&Self::KvCache],
+        spec: &LatentAttention,
+    ) -> Result<Self::Tensor>;
+
+    /// `y[h] = W[h] o[h]`: from latent space `[n, heads * rank]` to values `[n, heads * value width]`.
+    fn mla_unabsorb(&self, o: &Self::Tensor, weights: &Self::HeadMatrices) -> Result<Self::Tensor>;
+
+    // ---- Mixture of experts ----
+
+    /// `p = softmax(logits[t])`, the `top_k` largest (ties to the lower index), optionally renormalised to sum 1.
+    fn route_softmax(&self, logits: &Self::Tensor, top_k: usize, renormalise: bool) -> Result<Self::Routes>;
+
+    /// As above, renormalised, then each weight times `per_expert_scale[e]`, and not renormalised again (Gemma 4).
+    fn route_softmax_scaled(
+        &self,
+        logits: &Self::Tensor,
+        top_k: usize,
+        per_expert_scale: &Self::Tensor,
+    ) -> Result<Self::Routes>;
+
+    /// `p = sigmoid(logits[t])`; choose by `p + bias`; with several groups only the `kept_groups` with the largest sum
+    /// of their two best stay; weights are the unbiased `p` of the chosen, normalised, times `scaling` (DeepSeek-V3).
+    fn route_sigmoid_grouped(
+        &self,
+        logits: &Self::Tensor,
+        bias: &Self::Tensor,
+        spec: &GroupedSigmoid,
+    ) -> Result<Self::Routes>;
+
+    /// `y[t] = sum_k w_k Wdown_e (act(Wgate_e x[t]) * Wup_e x[t])` over the chosen experts.
+    fn experts(
+        &self,
+        x: &Self::Tensor,
+        routes: &Self::Routes,
+        weights: &Self::Experts,
+        activation: Activation,
+    ) -> Result<Self::Tensor>;
+
+    /// `y[t] = h[t] + moe[t]`, plus the shared expert: `sigmoid(gate[t]) * shared[t]`, or `shared[t]` as it is.
+    fn combine(
+        &self,
+        h: &Self::Tensor,
+        moe: &Self::Tensor,
+        shared: Shared<'_, Self::Tensor>,
+    ) -> Result<Self::Tensor>;
+
+    /// `y = rms(a) * wa + rms(b) * wb`: Gemma's dense and routed halves side by side.
+    fn combine_norm(
+        &self,
+        a: &Self::Tensor,
+        wa: &Self::Tensor,
+        b: &Self::Tensor,
+        wb: &Self::Tensor,
+        eps: f32,
+    ) -> Result<Self::Tensor>;
+
+    // ---- Gated DeltaNet ----
+
+    /// Depthwise causal convolution over `[window, x]`, then SiLU: `y[t, c] = silu(sum_j w[c, j] x[t - kernel + 1 + j, c])`.
+    /// The window becomes the last `kernel - 1` inputs, also when there are fewer new ones.
+    fn conv_causal(
+        &self,
+        x: &Self::Tensor,
+        w: &Self::Tensor,
+        batch: &Batch<Self>,
+        states: &mut [&mut Self::Recurrent],
+    ) -> Result<Self::Tensor>;
+
+    /// On `[q | k | v]`, per head: `q = q * rsqrt(sum(q^2) + 1e-6) / sqrt(dk)`, `k = k * rsqrt(sum(k^2) + 1e-6)`; `v` stays.
+    /// That is `rms(q) / dk` and `rms(k) / sqrt(dk)` with the eps of the mean being `1e-6 / dk`.
+    fn gdn_qk_norm(&self, qkv: Self::Tensor, shape: &GdnShape) -> Result<Self::Tensor>;
+
+    /// `g = exp(-exp(a_log) * softplus(a + dt_bias))`, `beta = sigmoid(b)`; returns `(g, beta)`, each
+    /// `[n, value_heads]`. Softplus does not overflow, `g` may be exactly 0.
+    fn gdn_gates(
+        &self,
+        a: &Self::Tensor,
+        b: &Self::Tensor,
+        a_log: &Self::Tensor,
+        dt_bias: &Self::Tensor,
+    ) -> Result<(Self::Tensor, Self::Tensor)>;
+
+    /// For each token and value head: `S *= g; u = (v - S k) * beta; S += u k^T; y = S q`.
+    fn gdn(
+        &self,
+        qkv: &Self::Tensor,
+        g: &Self::Tensor,
+        beta: &Self::Tensor,
+        batch: &Batch<Self>,
+        states: &mut [&mut Self::Recurrent],
+    ) -> Result<Self::Tensor>;
+
+    /// The whole core of a Gated DeltaNet layer, from its projections `[q | k | v]`, `a`, `b` to `y [n, value_total]`.
+    fn gated_delta(
+        &self,
+        qkv: &Self::Tensor,
+        a: &Self::Tensor,
+        b: &Self::Tensor,
+        weights: &GdnWeights<Self::Tensor>,
+        batch: &Batch<Self>,
+        states: &mut [&mut Self::Recurrent],
+    ) -> Result<Self::Tensor> {
+        let qkv = self.conv_causal(qkv, &weights.conv, batch, states)?;
+        let qkv = self.gdn_qk_norm(qkv, &weights.shape)?;
+        let (g, beta) = self.gdn_gates(a, b, &weights.a_log, &weights.dt_bias)?;
+        self.gdn(&qkv, &g, &beta, batch, states)
+    }
+
+    // ---- Caches and states ----
+
+    /// An empty cache. It grows as tokens are appended.
+    fn kv_cache(&self, shape: &KvShape) -> Result<Self::KvCache>;
+
+    /// Forgets all but the first `len` tokens. Returns false, and changes nothing, when a ring has already overwritten
+    /// tokens that the shorter cache would need.
+    fn kv_truncate(&self, cache: &mut Self::KvCache, len: usize) -> Result<bool>;
+
+    /// Waits, and copies a cache to the host.
+    fn kv_save(&self, cache: &Self::KvCache) -> Result<KvImage>;
+
+    /// A cache from its image.
+    fn kv_load(&self, shape: &KvShape, image: &KvImage) -> Result<Self::KvCache>;
+
+    /// A state of zeros.
+    fn recurrent(&self, shape: &GdnShape) -> Result<Self::Recurrent>;
+
+    /// A copy that later steps do not change.
+    fn recurrent_clone(&self, state: &Self::Recurrent) -> Result<Self::Recurrent>;
+
+    /// Waits, and copies a state to the host.
+    fn recurrent_save(&self, state: &Self::Recurrent) -> Result<RecurrentImage>;
+
+    /// A state from its image.
+    fn recurrent_load(&self, shape: &GdnShape, image: &RecurrentImage) -> Result<Self::Recurrent>;
+}

@@ -1,0 +1,236 @@
+//! Plain descriptions: shapes of handles, caches and operations.
+
+use std::fmt;
+
+/// Rows and columns of an activation or a matrix. Activations are row-major, one row per token.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shape {
+    /// Tokens of an activation; outputs of a matrix.
+    pub rows: usize,
+    /// Channels of an activation; inputs of a matrix.
+    pub cols: usize,
+}
+
+impl Shape {
+    /// Number of values.
+    pub fn len(self) -> usize {
+        self.rows * self.cols
+    }
+
+    /// Whether there is no value at all.
+    pub fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[{}, {}]", self.rows, self.cols)
+    }
+}
+
+/// A handle that knows its shape without waiting for its values.
+pub trait Handle {
+    /// Rows and columns.
+    fn shape(&self) -> Shape;
+}
+
+/// The non-linearity of a gated unit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Activation {
+    /// `x * sigmoid(x)`
+    Silu,
+    /// `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`
+    GeluTanh,
+}
+
+/// An optional factor on the result of a norm.
+pub enum Factor<'a, T> {
+    /// No factor.
+    One,
+    /// The same for every channel.
+    Scalar(f32),
+    /// One per channel.
+    Channels(&'a T),
+}
+
+/// The shared expert's part of a layer of experts.
+pub enum Shared<'a, T> {
+    /// There is none.
+    Absent,
+    /// Added as it is (DeepSeek).
+    Plain(&'a T),
+    /// Weighted by the sigmoid of a logit per token (Qwen).
+    Gated {
+        /// The shared expert's output `[n, d]`.
+        x: &'a T,
+        /// The logits `[n, 1]`.
+        gate: &'a T,
+    },
+}
+
+/// Which keys a query sees.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mask {
+    /// Every key in the cache.
+    None,
+    /// Keys at the query's position and before.
+    Causal,
+    /// The last `n` keys up to and with the query's position.
+    Window(usize),
+}
+
+/// Parameters of grouped-query attention. Head counts and widths of keys and values come from the cache.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Attention {
+    /// Query heads, a multiple of the cache's heads.
+    pub heads: usize,
+    /// Factor on `q . k`.
+    pub scale: f32,
+    /// Which keys a query sees.
+    pub mask: Mask,
+    /// `c * tanh(s / c)` on the scaled score, when given.
+    pub soft_cap: Option<f32>,
+}
+
+/// Parameters of latent attention; widths come from the inputs.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct LatentAttention {
+    /// Query heads.
+    pub heads: usize,
+    /// Factor on the score, YaRN's `mscale^2` included.
+    pub scale: f32,
+}
+
+/// Parameters of DeepSeek-V3's router.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct GroupedSigmoid {
+    /// Experts per token.
+    pub top_k: usize,
+    /// Equal groups the experts are divided into.
+    pub groups: usize,
+    /// Groups that stay in the choice.
+    pub kept_groups: usize,
+    /// Whether the chosen weights are normalised to sum 1.
+    pub renormalise: bool,
+    /// Factor on the weights, after that.
+    pub scaling: f32,
+}
+
+/// How a cache stores its values.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CacheFloat {
+    /// 32-bit floats: exact.
+    F32,
+    /// 16-bit floats: half the memory and bandwidth.
+    F16,
+}
+
+impl CacheFloat {
+    /// Bytes per value.
+    pub fn bytes(self) -> usize {
+        match self {
+            CacheFloat::F32 => 4,
+            CacheFloat::F16 => 2,
+        }
+    }
+}
+
+/// What a key-value cache of one layer holds per token.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KvShape {
+    /// Key-value heads. 1 for a latent cache.
+    pub heads: usize,
+    /// Width of a key. A latent cache stores `[c | k_pe]` here.
+    pub key_dim: usize,
+    /// Width of a value. 0 for a latent cache, whose values are the `c` of its keys.
+    pub value_dim: usize,
+    /// How values are stored.
+    pub float: CacheFloat,
+    /// When given, only the last so many tokens (and those of the running step) are kept, in a ring.
+    pub window: Option<usize>,
+}
+
+impl KvShape {
+    /// Bytes of one token.
+    pub fn token_bytes(&self) -> usize {
+        self.heads * (self.key_dim + self.value_dim) * self.float.bytes()
+    }
+}
+
+/// A key-value cache on the host, in a form every backend reads: tokens `first..len`, token-major,
+/// each `[head][width]` little-endian in the cache's own float.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KvImage {
+    /// Position of the first token kept: 0 unless the cache is a ring that has turned over.
+    pub first: usize,
+    /// Tokens the cache has seen.
+    pub len: usize,
+    /// Keys of tokens `first..len`.
+    pub keys: Vec<u8>,
+    /// Values of the same.
+    pub values: Vec<u8>,
+}
+
+/// Shape of a Gated DeltaNet layer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GdnShape {
+    /// Heads of queries and keys.
+    pub key_heads: usize,
+    /// Heads of values, a multiple of `key_heads`; value head `h` reads key head `h / (value_heads / key_heads)`.
+    pub value_heads: usize,
+    /// Width of a query or key head.
+    pub key_dim: usize,
+    /// Width of a value head.
+    pub value_dim: usize,
+    /// Taps of the causal convolution.
+    pub kernel: usize,
+}
+
+impl GdnShape {
+    /// Width of all query heads, and of all key heads.
+    pub fn key_total(&self) -> usize {
+        self.key_heads * self.key_dim
+    }
+
+    /// Width of all value heads.
+    pub fn value_total(&self) -> usize {
+        self.value_heads * self.value_dim
+    }
+
+    /// Channels of `[q | k | v]`, which the convolution runs over.
+    pub fn channels(&self) -> usize {
+        2 * self.key_total() + self.value_total()
+    }
+
+    /// Values of the convolution window of one sequence.
+    pub fn window_len(&self) -> usize {
+        (self.kernel - 1) * self.channels()
+    }
+
+    /// Values of the recurrent matrices of one sequence: `S[value_head][dv][dk]`.
+    pub fn state_len(&self) -> usize {
+        self.value_heads * self.value_dim * self.key_dim
+    }
+}
+
+/// Learned vectors of a Gated DeltaNet layer's core.
+pub struct GdnWeights<T> {
+    /// Head counts and widths.
+    pub shape: GdnShape,
+    /// Convolution taps `[channels, kernel]`, the last one on the current token.
+    pub conv: T,
+    /// `A_log [1, value_heads]`
+    pub a_log: T,
+    /// `dt_bias [1, value_heads]`
+    pub dt_bias: T,
+}
+
+/// The state of one Gated DeltaNet layer on the host.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RecurrentImage {
+    /// The convolution's last `kernel - 1` inputs `[kernel - 1][channels]`, oldest first.
+    pub window: Vec<f32>,
+    /// `S[value_head][dv][dk]`
+    pub state: Vec<f32>,
+}

@@ -1,0 +1,108 @@
+//! Shared, immutable bytes: part of a mapped file or of a vector.
+
+use std::{
+    fmt,
+    fs::File,
+    ops::{Deref, Range},
+    path::Path,
+    sync::Arc,
+};
+
+use memmap2::Mmap;
+
+use crate::{Error, Result};
+
+/// Bytes of a tensor: a range of a memory-mapped file, or of owned memory. Cloning and slicing share the
+/// storage.
+///
+/// No alignment is promised: data in a safetensors file can start anywhere. Read numbers with `from_le_bytes`
+/// or unaligned loads.
+#[derive(Clone)]
+pub struct Bytes {
+    storage: Arc<Storage>,
+    range: Range<usize>,
+}
+
+enum Storage {
+    Mapped(Mmap),
+    Owned(Vec<u8>),
+}
+
+impl Bytes {
+    /// Takes ownership of bytes in memory.
+    pub fn from_vec(bytes: Vec<u8>) -> Self {
+        let range = 0..bytes.len();
+        Bytes { storage: Arc::new(Storage::Owned(bytes)), range }
+    }
+
+    /// Maps a whole file read-only.
+    pub(crate) fn map(path: &Path) -> Result<Self> {
+        let file = File::open(path).map_err(Error::io(path))?;
+        // SAFETY: the mapping is private to reading and lives in an Arc as long as any slice of it. What no
+        // program can rule out is that another process changes the file meanwhile. Changed contents change
+        // the numbers we read, nothing else: every bit pattern is a valid u8, and all offsets were parsed
+        // into memory and checked against the mapped length beforehand. A file truncated while mapped ends
+        // this process with SIGBUS at the next touch of a lost page (on Windows the system refuses to
+        // truncate it). The alternative, reading whole models into memory, is what this engine exists to
+        // avoid.
+        let map = unsafe { Mmap::map(&file) }.map_err(Error::io(path))?;
+        let range = 0..map.len();
+        Ok(Bytes { storage: Arc::new(Storage::Mapped(map)), range })
+    }
+
+    /// A part of these bytes, sharing the storage.
+    ///
+    /// # Panics
+    /// If the range reaches beyond the end, as slicing does.
+    pub fn slice(&self, range: Range<usize>) -> Bytes {
+        assert!(
+            range.start <= range.end && range.end <= self.range.len(),
+            "range {range:?} of {} bytes",
+            self.range.len()
+        );
+        let start = self.range.start;
+        Bytes { storage: self.storage.clone(), range: start + range.start..start + range.end }
+    }
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        let all: &[u8] = match &*self.storage {
+            Storage::Mapped(map) => map,
+            Storage::Owned(vec) => vec,
+        };
+        &all[self.range.clone()]
+    }
+}
+
+impl fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match &*self.storage {
+            Storage::Mapped(_) => "mapped",
+            Storage::Owned(_) => "owned",
+        };
+        write!(f, "Bytes({} {kind})", self.range.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_share_and_nest() {
+        let bytes = Bytes::from_vec((0..10).collect());
+        let part = bytes.slice(2..8).slice(1..3);
+        assert_eq!(&*part, &[3, 4]);
+        assert!(Arc::ptr_eq(&part.storage, &bytes.storage));
+        assert_eq!(bytes.slice(10..10).len(), 0);
+    }
+
+    #[test]
+    #[should_panic(expected = "range 1..4 of 3 bytes")]
+    fn a_slice_stays_inside_its_parent() {
+        Bytes::from_vec((0..10).collect()).slice(2..5).slice(1..4);
+    }
+}

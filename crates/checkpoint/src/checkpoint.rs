@@ -1,0 +1,148 @@
+//! An opened model folder.
+
+use std::{
+    collections::{BTreeMap, btree_map},
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use safetensors::Dtype;
+
+use crate::{Bytes, Config, Error, Result, header, shards};
+
+/// One tensor as stored.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    /// Its name in the checkpoint.
+    pub name: String,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Axes, slowest first.
+    pub shape: Vec<usize>,
+    /// Elements, row-major, little-endian.
+    pub bytes: Bytes,
+}
+
+/// An opened model folder: config read, all shards mapped, headers checked. No weight is read until it is
+/// used, so a 20 GB model opens in milliseconds.
+#[derive(Debug)]
+pub struct Checkpoint {
+    folder: PathBuf,
+    config: Config,
+    tensors: BTreeMap<String, Stored>,
+}
+
+#[derive(Debug)]
+struct Stored {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Bytes,
+    shard: usize,
+    used: AtomicBool,
+}
+
+/// The tensors of one safetensors file, by name, sharing its mapping.
+pub fn read_file(path: &Path) -> Result<BTreeMap<String, Tensor>> {
+    let tensors = header::parse(path, &Bytes::map(path)?)?.into_iter().map(|entry| {
+        let header::Entry { name, dtype, shape, bytes } = entry;
+        (name.clone(), Tensor { name, dtype, shape, bytes })
+    });
+    Ok(tensors.collect())
+}
+
+impl Checkpoint {
+    /// Opens a folder with `config.json` and `model.safetensors`, or `model.safetensors.index.json` and its
+    /// shards, or any other safetensors files.
+    pub fn open(folder: &Path) -> Result<Checkpoint> {
+        let not_a_model =
+            |problem: &str| Error::NotAModelFolder { path: folder.to_owned(), problem: problem.to_owned() };
+        if !folder.exists() {
+            return Err(not_a_model("there is nothing at this path"));
+        }
+        if !folder.is_dir() {
+            return Err(not_a_model("it is a file; give the folder that holds config.json"));
+        }
+        let config_path = folder.join("config.json");
+        if !config_path.exists() {
+            return Err(not_a_model("it has no config.json"));
+        }
+        let config = Config::open(&config_path)?;
+        let shards = shards::find(folder)?;
+        let paths: Vec<PathBuf> = shards.files.iter().map(|file| folder.join(file)).collect();
+
+        let mut tensors = BTreeMap::new();
+        for (shard, path) in paths.iter().enumerate() {
+            for entry in header::parse(path, &Bytes::map(path)?)? {
+                let header::Entry { name, dtype, shape, bytes } = entry;
+                match tensors.entry(name) {
+                    btree_map::Entry::Vacant(slot) => {
+                        slot.insert(Stored { dtype, shape, bytes, shard, used: AtomicBool::new(false) });
+                    }
+                    btree_map::Entry::Occupied(slot) => {
+                        return Err(Error::DuplicateTensor {
+                            name: slot.key().clone(),
+                            first: paths[slot.get().shard].clone(),
+                            second: path.clone(),
+                        });
+                    }
+                }
+            }
+        }
+        for (name, shard) in shards.promised {
+            let kept =
+                tensors.get(&name).is_some_and(|stored| shards.files[stored.shard] == Path::new(&shard));
+            if !kept {
+                return Err(Error::NotInShard { name, shard, folder: folder.to_owned() });
+            }
+        }
+        Ok(Checkpoint { folder: folder.to_owned(), config, tensors })
+    }
+
+    /// The folder that was opened.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Its `config.json`.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// All tensor names, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// Whether there is a tensor of this name. Does not count as use.
+    pub fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// A tensor as stored, sharing the mapped file.
+    pub fn tensor(&self, name: &str) -> Result<Tensor> {
+        let stored = self.tensors.get(name).ok_or_else(|| self.missing(name))?;
+        stored.used.store(true, Ordering::Relaxed);
+        Ok(Tensor {
+            name: name.to_owned(),
+            dtype: stored.dtype,
+            shape: stored.shape.clone(),
+            bytes: stored.bytes.clone(),
+        })
+    }
+
+    /// Bytes of all tensors.
+    pub fn total_bytes(&self) -> u64 {
+        self.tensors.values().map(|stored| stored.bytes.len() as u64).sum()
+    }
+
+    /// Names that were never asked for since opening, sorted. After a model has loaded, these are tensors it
+    /// does not know: worth a word to the user.
+    pub fn unused(&self) -> Vec<String> {
+        let unused = |stored: &Stored| !stored.used.load(Ordering::Relaxed);
+        self.tensors.iter().filter(|(_, stored)| unused(stored)).map(|(name, _)| name.clone()).collect()
+    }
+
+    pub(crate) fn missing(&self, name: &str) -> Error {
+        Error::MissingTensor { name: name.to_owned(), folder: self.folder.clone() }
+    }
+}

@@ -1,0 +1,97 @@
+//! Model fixtures: tiny checkpoints with the reference implementation's answers.
+
+use std::path::{Path, PathBuf};
+
+use backend::{Backend, CacheFloat};
+use checkpoint::{Checkpoint, read_file};
+use models::{Logits, Model, Request, State};
+
+/// A checkpoint and what mlx-lm, run in f32, makes of it.
+pub struct Fixture {
+    /// Name of the folder.
+    pub name: String,
+    /// The checkpoint.
+    pub checkpoint: Checkpoint,
+    /// A prompt.
+    pub ids: Vec<u32>,
+    /// Its logits `[ids, vocabulary]`.
+    pub logits: Vec<f32>,
+    /// The greedy continuation.
+    pub greedy: Vec<u32>,
+    /// Logits that chose the last token of it.
+    pub last_logits: Vec<f32>,
+}
+
+/// The folder of fixtures in the repository.
+pub fn fixtures_folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
+}
+
+/// All fixtures, sorted by name.
+pub fn fixtures() -> Vec<Fixture> {
+    let folder = fixtures_folder();
+    let entries = std::fs::read_dir(&folder).expect("the repository has a folder of fixtures");
+    let mut folders: Vec<PathBuf> = entries.map(|e| e.expect("a readable folder").path()).collect();
+    folders.retain(|f| f.join("expected.safetensors").is_file());
+    folders.sort();
+    folders.iter().map(|f| Fixture::open(f)).collect()
+}
+
+impl Fixture {
+    /// Opens one fixture; a broken one is a broken repository.
+    pub fn open(folder: &Path) -> Self {
+        let expected = read_file(&folder.join("expected.safetensors")).expect("a fixture's answers");
+        let words = |name: &str| expected[name].bytes.as_chunks().0.to_vec();
+        let ids = |name| words(name).into_iter().map(u32::from_le_bytes).collect();
+        let floats = |name| words(name).into_iter().map(f32::from_le_bytes).collect();
+        Self {
+            name: folder.file_name().expect("a folder name").to_string_lossy().into_owned(),
+            checkpoint: Checkpoint::open(folder).expect("a fixture's checkpoint"),
+            ids: ids("ids"),
+            logits: floats("logits"),
+            greedy: ids("greedy"),
+            last_logits: floats("step_logits"),
+        }
+    }
+}
+
+/// `|a - b| / |b|` in f64.
+pub fn relative_error(a: &[f32], b: &[f32]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    let square = |v: f64| v * v;
+    let difference: f64 = a.iter().zip(b).map(|(a, b)| square(f64::from(*a) - f64::from(*b))).sum();
+    let norm: f64 = b.iter().map(|b| square(f64::from(*b))).sum();
+    (difference / norm).sqrt()
+}
+
+/// Runs tokens through a state in chunks and returns all their logits.
+pub fn logits_in_chunks<B: Backend>(
+    model: &Model<B>,
+    state: &mut State<B>,
+    ids: &[u32],
+    chunk: usize,
+) -> models::Result<Vec<f32>> {
+    let mut logits = Vec::new();
+    for tokens in ids.chunks(chunk) {
+        let rows = model.step(&mut [Request { tokens, state, logits: Logits::All }])?;
+        logits.extend(model.backend().read(&rows.expect("logits were asked for"))?);
+    }
+    Ok(logits)
+}
+
+/// Greedy continuation of a prompt: the tokens, and the logits that chose the last of them.
+pub fn greedy<B: Backend>(model: &Model<B>, ids: &[u32], count: usize) -> models::Result<(Vec<u32>, Vec<f32>)> {
+    let vocabulary = model.summary().vocabulary;
+    let mut state = model.state(CacheFloat::F32)?;
+    let mut logits = logits_in_chunks(model, &mut state, ids, ids.len())?;
+    let mut chosen = Vec::new();
+    loop {
+        logits.drain(..logits.len() - vocabulary);
+        let best = (0..vocabulary).rev().max_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap_or(0) as u32;
+        chosen.push(best);
+        if chosen.len() == count {
+            return Ok((chosen, logits));
+        }
+        logits = logits_in_chunks(model, &mut state, &[best], 1)?;
+    }
+}

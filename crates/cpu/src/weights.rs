@@ -1,0 +1,34 @@
+//! Weights: the mapped file itself, with the shape the operations ask for.
+
+use ::backend::{Handle, Shape};
+use checkpoint::Weight;
+
+/// A matrix `[out, in]` in the mapped file.
+pub struct Matrix(pub(crate) Weight);
+
+impl Handle for Matrix {
+    fn shape(&self) -> Shape {
+        Shape { rows: self.0.rows, cols: self.0.cols }
+    }
+}
+
+/// One matrix per head in the mapped file.
+pub struct HeadMatrices {
+    pub(crate) weight: Weight,
+    pub(crate) transposed: bool,
+}
+
+impl HeadMatrices {
+    /// `[out, in]` of one head's product.
+    pub(crate) fn product_shape(&self) -> Shape {
+        let Weight { rows, cols, .. } = self.weight;
+        if self.transposed { Shape { rows: cols, cols: rows } } else { Shape { rows, cols } }
+    }
+}
+
+/// The experts of one layer in the mapped file.
+pub struct Experts {
+    pub(crate) gate: Weight,
+    pub(crate) up: Weight,
+    pub(crate) down: Weight,
+}

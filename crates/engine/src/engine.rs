@@ -1,0 +1,282 @@
+//! Running a model over sequences: prompts in chunks, then token by token.
+
+use std::time::{Duration, Instant};
+
+use backend::{Backend, CacheFloat};
+use models::{LayerShape, Logits, Model, Request};
+
+use crate::sequence::{Sequence, common_prefix};
+use crate::{Error, Sampler};
+
+/// Tokens of a prompt that run in one step: enough to share each weight that is read among many tokens, few enough
+/// that activations stay small and a caller can stop between steps.
+pub const DEFAULT_CHUNK: usize = 512;
+
+/// Context when neither the user nor the config names one.
+const DEFAULT_CONTEXT: usize = 32_768;
+
+/// Settings of an [`Engine`].
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// How key-value caches store their values.
+    pub cache: CacheFloat,
+    /// Tokens of a prompt per step.
+    pub chunk: usize,
+    /// Longest sequence; the model's own when absent, as far as memory allows.
+    pub context: Option<usize>,
+    /// Bytes for caches; what the backend says is free when absent.
+    pub cache_memory: Option<u64>,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self { cache: CacheFloat::F16, chunk: DEFAULT_CHUNK, context: None, cache_memory: None }
+    }
+}
+
+/// Whether to go on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Flow {
+    /// Go on.
+    Continue,
+    /// Stop here; what has been computed stays.
+    Stop,
+}
+
+/// Why a generation ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Finish {
+    /// The model said so, by one of its end tokens.
+    End,
+    /// As many tokens as were asked for.
+    Length,
+    /// The context is full.
+    Context,
+    /// The caller said so.
+    Stopped,
+}
+
+/// What a generation did, and how long it took.
+#[derive(Clone, Debug)]
+pub struct Generated {
+    /// The tokens, without an end token.
+    pub ids: Vec<u32>,
+    /// Why it ended.
+    pub finish: Finish,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Of these, tokens that were still in the caches.
+    pub reused_tokens: usize,
+    /// Time for the prompt, until its logits were there.
+    pub prompt_time: Duration,
+    /// Time after that.
+    pub decode_time: Duration,
+}
+
+impl Generated {
+    /// Prompt tokens computed per second.
+    pub fn prompt_speed(&self) -> f64 {
+        (self.prompt_tokens - self.reused_tokens) as f64 / self.prompt_time.as_secs_f64().max(1e-9)
+    }
+
+    /// Tokens generated per second. The first comes with the prompt.
+    pub fn decode_speed(&self) -> f64 {
+        self.ids.len().saturating_sub(1) as f64 / self.decode_time.as_secs_f64().max(1e-9)
+    }
+}
+
+/// What to generate.
+pub struct Task<'a> {
+    /// All tokens so far; those the sequence has already seen are not computed again.
+    pub prompt: &'a [u32],
+    /// How many tokens of the prompt a later prompt will probably begin with too: a place worth returning to.
+    pub stable: usize,
+    /// At most so many tokens; until the context is full when absent.
+    pub max_tokens: Option<usize>,
+    /// Tokens that end the answer.
+    pub end_ids: &'a [u32],
+}
+
+/// A model with its sequences' settings.
+pub struct Engine<B: Backend> {
+    model: Model<B>,
+    cache: CacheFloat,
+    chunk: usize,
+    context: usize,
+}
+
+/// Bytes that a sequence of `tokens` keeps.
+fn state_bytes(shapes: &[LayerShape], tokens: usize) -> u64 {
+    shapes.iter().map(|shape| shape.bytes(tokens)).sum()
+}
+
+/// The longest sequence whose caches fit.
+fn longest(shapes: &[LayerShape], memory: u64, at_most: usize) -> usize {
+    let (mut fits, mut above) = (0, at_most + 1);
+    while above - fits > 1 {
+        let middle = fits + (above - fits) / 2;
+        if state_bytes(shapes, middle) <= memory { fits = middle } else { above = middle }
+    }
+    fits
+}
+
+impl<B: Backend> Engine<B> {
+    /// Checks that the context's caches fit in memory. A context that was asked for must fit whole; otherwise the
+    /// model's own is shortened to what does.
+    pub fn new(model: Model<B>, options: &EngineOptions) -> Result<Self, Error> {
+        let shapes = model.layer_shapes(options.cache);
+        let wanted = options.context.or(model.summary().context).unwrap_or(DEFAULT_CONTEXT).max(1);
+        let available = options.cache_memory.or_else(|| model.backend().free_memory()).unwrap_or(u64::MAX);
+        let fits = longest(&shapes, available, wanted);
+        if fits == 0 || (options.context.is_some() && fits < wanted) {
+            let needed = state_bytes(&shapes, wanted);
+            return Err(Error::ContextTooLarge { context: wanted, needed, available, fits });
+        }
+        Ok(Self { model, cache: options.cache, chunk: options.chunk.max(1), context: fits })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model<B> {
+        &self.model
+    }
+
+    /// Longest sequence.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// How caches store their values.
+    pub fn cache(&self) -> CacheFloat {
+        self.cache
+    }
+
+    /// Bytes that a sequence of so many tokens keeps.
+    pub fn state_bytes(&self, tokens: usize) -> u64 {
+        state_bytes(&self.model.layer_shapes(self.cache), tokens)
+    }
+
+    /// A sequence that has seen nothing.
+    pub fn sequence(&self) -> Result<Sequence<B>, Error> {
+        Ok(Sequence::new(self.model.state(self.cache)?, Vec::new(), None))
+    }
+
+    fn check_prompt(&self, prompt: &[u32]) -> Result<(), Error> {
+        if prompt.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
+        if prompt.len() > self.context {
+            return Err(Error::PromptTooLong { tokens: prompt.len(), context: self.context });
+        }
+        let vocabulary = self.model.summary().vocabulary;
+        match prompt.iter().find(|id| **id as usize >= vocabulary) {
+            Some(&id) => Err(backend::Error::TokenOutOfRange { id, vocabulary }.into()),
+            None => Ok(()),
+        }
+    }
+
+    fn step(&self, sequence: &mut Sequence<B>, tokens: &[u32], logits: Logits) -> Result<Vec<f32>, Error> {
+        let mut requests = [Request { tokens, state: &mut sequence.state, logits }];
+        let rows = self.model.step(&mut requests)?;
+        sequence.tokens.extend_from_slice(tokens);
+        sequence.logits = None;
+        rows.map_or(Ok(Vec::new()), |rows| Ok(self.model.backend().read(&rows)?))
+    }
+
+    /// Brings a sequence to `prompt`, keeping what it has in common with what was seen, and returns how many tokens
+    /// that was. Afterwards [`Sequence::logits`] are those of the last token, unless `watch`, called before each step with the
+    /// tokens done, stopped it.
+    pub fn prefill(
+        &self,
+        sequence: &mut Sequence<B>,
+        prompt: &[u32],
+        stable: usize,
+        mut watch: impl FnMut(usize) -> Flow,
+    ) -> Result<usize, Error> {
+        self.check_prompt(prompt)?;
+        let common = common_prefix(&sequence.tokens, prompt);
+        if common == prompt.len() && common == sequence.tokens.len() && sequence.logits.is_some() {
+            return Ok(common);
+        }
+        // The last token runs again even when it was seen: its logits are what is asked for.
+        let reachable = common.min(prompt.len() - 1);
+        let reused = sequence.rewind(self.model.backend(), reachable, || Ok(self.model.state(self.cache)?))?;
+        let mut done = reused;
+        while done < prompt.len() {
+            if watch(done) == Flow::Stop {
+                return Ok(reused);
+            }
+            let mut end = prompt.len().min(done + self.chunk);
+            if (done + 1..end).contains(&stable) {
+                end = stable;
+            }
+            let last = end == prompt.len();
+            let wanted = if last { Logits::Last } else { Logits::None };
+            let logits = self.step(sequence, &prompt[done..end], wanted)?;
+            if last {
+                sequence.logits = Some(logits);
+            } else if end == stable {
+                sequence.mark(self.model.backend())?;
+            }
+            done = end;
+        }
+        Ok(reused)
+    }
+
+    /// Logits of every token of a fresh sequence, row after row.
+    pub fn logits(&self, ids: &[u32]) -> Result<Vec<f32>, Error> {
+        self.check_prompt(ids)?;
+        let mut sequence = self.sequence()?;
+        let mut rows = Vec::new();
+        for chunk in ids.chunks(self.chunk) {
+            rows.extend(self.step(&mut sequence, chunk, Logits::All)?);
+        }
+        Ok(rows)
+    }
+
+    /// Continues a sequence. `watch` is called with `None` before each step of the prompt and with each token as it is
+    /// chosen; the token at which it stops is still part of the answer.
+    pub fn generate(
+        &self,
+        sequence: &mut Sequence<B>,
+        task: &Task<'_>,
+        sampler: &mut Sampler,
+        mut watch: impl FnMut(Option<u32>) -> Flow,
+    ) -> Result<Generated, Error> {
+        let started = Instant::now();
+        let prompt_tokens = task.prompt.len();
+        let reused_tokens = self.prefill(sequence, task.prompt, task.stable, |_| watch(None))?;
+        let prompt_time = started.elapsed();
+        let mut generated = Generated {
+            ids: Vec::new(),
+            finish: Finish::Stopped,
+            prompt_tokens,
+            reused_tokens,
+            prompt_time,
+            decode_time: Duration::ZERO,
+        };
+        let started = Instant::now();
+        generated.finish = loop {
+            let Some(logits) = &sequence.logits else { break Finish::Stopped };
+            if generated.ids.len() == task.max_tokens.unwrap_or(usize::MAX) {
+                break Finish::Length;
+            }
+            let id = sampler.sample(logits, &sequence.tokens)?.id;
+            if task.end_ids.contains(&id) {
+                break Finish::End;
+            }
+            generated.ids.push(id);
+            if watch(Some(id)) == Flow::Stop {
+                break Finish::Stopped;
+            }
+            if Some(generated.ids.len()) == task.max_tokens {
+                break Finish::Length;
+            }
+            if sequence.tokens.len() == self.context {
+                break Finish::Context;
+            }
+            sequence.logits = Some(self.step(sequence, &[id], Logits::Last)?);
+        };
+        generated.decode_time = started.elapsed();
+        Ok(generated)
+    }
+}

@@ -1,0 +1,275 @@
+//! From logits to the next token.
+
+mod math;
+mod params;
+#[cfg(test)]
+mod tests;
+
+use std::cmp::Ordering;
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher, Hasher};
+
+pub use params::SamplingParams;
+
+use crate::Error;
+use math::{Random, exp};
+
+/// A token that was chosen.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sampled {
+    /// The token.
+    pub id: u32,
+    /// Natural logarithm of the probability the model itself gave the token, before penalties, temperature and
+    /// filters, so that it means the same under all settings; present when the parameters ask for it.
+    pub logprob: Option<f32>,
+}
+
+/// A token with its logit while the set is narrowed down.
+#[derive(Debug, Clone, Copy)]
+struct Candidate {
+    id: u32,
+    logit: f32,
+}
+
+/// Chooses tokens.
+///
+/// In this order: repetition penalty, presence and frequency penalty, bias, temperature, top-k, top-p over what top-k
+/// left, min-p, then a draw. With the same seed and the same logits the tokens are the same on every platform.
+#[derive(Debug, Clone)]
+pub struct Sampler {
+    params: SamplingParams,
+    random: Random,
+    seed: u64,
+    prompt_len: usize,
+    adjusted: Vec<f32>,
+    candidates: Vec<Candidate>,
+    weights: Vec<f64>,
+}
+
+impl Sampler {
+    /// A sampler with these settings.
+    pub fn new(params: SamplingParams) -> Result<Self, Error> {
+        params.validate()?;
+        // The standard library's hash keys are the one source of randomness that needs no dependency.
+        let seed =
+            params.seed.unwrap_or_else(|| std::collections::hash_map::RandomState::new().build_hasher().finish());
+        Ok(Self {
+            params,
+            random: Random::new(seed),
+            seed,
+            prompt_len: 0,
+            adjusted: Vec::new(),
+            candidates: Vec::new(),
+            weights: Vec::new(),
+        })
+    }
+
+    /// Says that the first `prompt_len` tokens of every history are the prompt: the repetition penalty counts them,
+    /// presence and frequency penalties, which are about what was generated, do not.
+    pub fn with_prompt_len(mut self, prompt_len: usize) -> Self {
+        self.prompt_len = prompt_len;
+        self
+    }
+
+    /// The seed in use, also when none was given, so that a run can be repeated.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// The settings in use.
+    pub fn params(&self) -> &SamplingParams {
+        &self.params
+    }
+
+    /// Chooses the next token. `history` is all tokens so far, prompt first.
+    pub fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<Sampled, Error> {
+        let best = argmax(logits)?;
+        let id = if self.params.has_penalties() {
+            let mut adjusted = std::mem::take(&mut self.adjusted);
+            adjusted.clear();
+            adjusted.extend_from_slice(logits);
+            self.adjust(&mut adjusted, history);
+            let id = argmax(&adjusted).map(|best| self.choose(&adjusted, best));
+            self.adjusted = adjusted;
+            id?
+        } else {
+            self.choose(logits, best)
+        };
+        let logprob = self.params.logprobs.then(|| logprob(logits, id, logits[best as usize]));
+        Ok(Sampled { id, logprob })
+    }
+
+    /// Applies penalties and bias.
+    fn adjust(&self, logits: &mut [f32], history: &[u32]) {
+        let params = &self.params;
+        let window = match params.repetition_window {
+            0 => history.len(),
+            window => window.min(history.len()),
+        };
+        let start = history.len() - window;
+        let (mut seen, mut generated) = (HashSet::new(), HashMap::new());
+        for (position, &id) in history.iter().enumerate().skip(start) {
+            seen.insert(id);
+            if position >= self.prompt_len {
+                *generated.entry(id).or_insert(0u32) += 1;
+            }
+        }
+        for id in seen {
+            if let Some(logit) = logits.get_mut(id as usize) {
+                let penalty = params.repetition_penalty;
+                *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
+            }
+        }
+        for (&id, &count) in &generated {
+            if let Some(logit) = logits.get_mut(id as usize) {
+                *logit -= params.presence_penalty + params.frequency_penalty * count as f32;
+            }
+        }
+        for (&id, &bias) in &params.logit_bias {
+            if let Some(logit) = logits.get_mut(id as usize) {
+                *logit += bias;
+            }
+        }
+    }
+
+    /// Filters and draws; `best` is the index of the largest logit.
+    fn choose(&mut self, logits: &[f32], best: u32) -> u32 {
+        if self.params.temperature == 0.0 {
+            return best;
+        }
+        self.filter(logits, logits[best as usize]);
+        let total: f64 = self.weights.iter().sum();
+        let mut rest = self.random.uniform() * total;
+        for (candidate, &weight) in self.candidates.iter().zip(&self.weights) {
+            rest -= weight;
+            if rest < 0.0 {
+                return candidate.id;
+            }
+        }
+        // Rounding can leave a crumb above the last weight; the last token that has any weight takes it.
+        self.candidates
+            .iter()
+            .zip(&self.weights)
+            .rev()
+            .find(|(_, weight)| **weight > 0.0)
+            .map_or(best, |(candidate, _)| candidate.id)
+    }
+
+    /// Leaves in `candidates` the tokens that may be drawn and in `weights` their probabilities up to a factor, the
+    /// most likely token having 1.
+    fn filter(&mut self, logits: &[f32], max: f32) {
+        let &SamplingParams { temperature, top_k, top_p, min_p, .. } = &self.params;
+        let weigh = |logit: f32| exp((f64::from(logit) - f64::from(max)) / f64::from(temperature));
+        let candidates = &mut self.candidates;
+        if top_k > 0 && top_k < logits.len() {
+            largest(logits, top_k, candidates);
+        } else {
+            candidates.clear();
+            candidates.extend(logits.iter().zip(0..).map(|(&logit, id)| Candidate { id, logit }));
+        }
+        self.weights.clear();
+        self.weights.extend(candidates.iter().map(|candidate| weigh(candidate.logit)));
+
+        if top_p < 1.0 {
+            let total: f64 = self.weights.iter().sum();
+            let target = total * f64::from(top_p);
+            // All tokens below this weight together hold less than what top-p cuts off, so none of them is needed;
+            // only what remains, usually a few hundred, has to be sorted.
+            let floor = (total - target) / candidates.len() as f64;
+            let mut weights = self.weights.iter();
+            candidates.retain(|_| weights.next().is_some_and(|&weight| weight >= floor));
+            candidates.sort_unstable_by(likelier_first);
+            self.weights.clear();
+            self.weights.extend(candidates.iter().map(|candidate| weigh(candidate.logit)));
+            let mut sum = 0.0;
+            let reached = self.weights.iter().position(|weight| {
+                sum += weight;
+                sum >= target
+            });
+            let keep = reached.map_or(candidates.len(), |last| last + 1);
+            candidates.truncate(keep);
+            self.weights.truncate(keep);
+        }
+        if min_p > 0.0 {
+            let floor = f64::from(min_p);
+            let mut weights = self.weights.iter();
+            candidates.retain(|_| weights.next().is_some_and(|&weight| weight >= floor));
+            self.weights.retain(|&weight| weight >= floor);
+        }
+    }
+}
+
+/// The `k` most likely tokens with the natural logarithms of their probabilities, most likely first.
+pub fn top_logprobs(logits: &[f32], k: usize) -> Result<Vec<(u32, f32)>, Error> {
+    let max = logits[argmax(logits)? as usize];
+    let log_sum = log_sum(logits, max);
+    let mut candidates = Vec::new();
+    largest(logits, k, &mut candidates);
+    Ok(candidates.into_iter().map(|c| (c.id, (f64::from(c.logit) - log_sum) as f32)).collect())
+}
+
+/// Index of the largest logit, the lowest of equals. This is also where bad logits are found.
+fn argmax(logits: &[f32]) -> Result<u32, Error> {
+    let invalid = |reason: String| Err(Error::InvalidLogits { reason });
+    let (mut best, mut max, mut sound) = (0, f32::NEG_INFINITY, true);
+    for (index, &logit) in logits.iter().enumerate() {
+        sound &= logit < f32::INFINITY;
+        if logit > max {
+            (best, max) = (index, logit);
+        }
+    }
+    if !sound {
+        let at = logits.iter().position(|logit| !(*logit < f32::INFINITY)).unwrap_or_default();
+        return invalid(format!("the logit of token {at} is {}", logits[at]));
+    }
+    if max == f32::NEG_INFINITY {
+        return invalid(match logits.len() {
+            0 => "the model gave no logits".to_string(),
+            n => format!("all {n} logits are -infinity"),
+        });
+    }
+    Ok(best as u32)
+}
+
+fn likelier_first(a: &Candidate, b: &Candidate) -> Ordering {
+    b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
+}
+
+/// The `k` largest logits, largest first, ties to the lowest id.
+///
+/// Holds at most 2k of them at a time: most of a vocabulary is below the k-th largest seen so far and is passed over
+/// with one comparison.
+fn largest(logits: &[f32], k: usize, into: &mut Vec<Candidate>) {
+    into.clear();
+    if k == 0 {
+        return;
+    }
+    let room = k.saturating_mul(2).max(64);
+    let mut floor = f32::NEG_INFINITY;
+    for (&logit, id) in logits.iter().zip(0..) {
+        // Ids ascend, so a later token with the same logit as the k-th loses the tie anyway.
+        if logit > floor || into.len() < k {
+            into.push(Candidate { id, logit });
+            if into.len() == room {
+                let (_, kth, _) = into.select_nth_unstable_by(k - 1, likelier_first);
+                floor = kth.logit;
+                into.truncate(k);
+            }
+        }
+    }
+    if into.len() > k {
+        into.select_nth_unstable_by(k - 1, likelier_first);
+        into.truncate(k);
+    }
+    into.sort_unstable_by(likelier_first);
+}
+
+fn logprob(logits: &[f32], id: u32, max: f32) -> f32 {
+    (f64::from(logits[id as usize]) - log_sum(logits, max)) as f32
+}
+
+/// log of the sum of e^logit.
+fn log_sum(logits: &[f32], max: f32) -> f64 {
+    let max = f64::from(max);
+    max + logits.iter().map(|&logit| exp(f64::from(logit) - max)).sum::<f64>().ln()
+}

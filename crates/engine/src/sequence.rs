@@ -1,0 +1,75 @@
+//! A sequence: the tokens a model has seen, what it remembers of them, and how to get from there to another prompt.
+
+use backend::Backend;
+use models::{RecurrentSnapshot, State};
+
+use crate::Error;
+
+/// Snapshots kept per sequence. Each is as large as the recurrent part of the state (tens of megabytes for a large
+/// model); two serve the next turn of a chat and a change to the last one.
+const SNAPSHOTS: usize = 2;
+
+/// One sequence of tokens and its state.
+pub struct Sequence<B: Backend> {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) state: State<B>,
+    /// Logits after the last token, when they were computed.
+    pub(crate) logits: Option<Vec<f32>>,
+    /// Places to return to, oldest first; only for models with recurrent layers.
+    snapshots: Vec<RecurrentSnapshot<B>>,
+}
+
+/// The number of tokens two sequences begin with in common.
+pub fn common_prefix(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+impl<B: Backend> Sequence<B> {
+    pub(crate) fn new(state: State<B>, tokens: Vec<u32>, logits: Option<Vec<f32>>) -> Self {
+        Self { tokens, state, logits, snapshots: Vec::new() }
+    }
+
+    /// The tokens seen.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Remembers the present place, if the state could not return to it otherwise.
+    pub(crate) fn mark(&mut self, b: &B) -> Result<(), Error> {
+        let here = self.tokens.len();
+        if !self.state.is_recurrent() || self.snapshots.last().is_some_and(|s| s.len() == here) {
+            return Ok(());
+        }
+        if self.snapshots.len() == SNAPSHOTS {
+            self.snapshots.remove(0);
+        }
+        self.snapshots.push(self.state.snapshot(b)?);
+        Ok(())
+    }
+
+    /// Goes back to the latest place at or before `len` that can be reached, and returns where that is; `fresh` makes
+    /// an empty state for when it is the beginning.
+    pub(crate) fn rewind(
+        &mut self,
+        b: &B,
+        len: usize,
+        fresh: impl FnOnce() -> Result<State<B>, Error>,
+    ) -> Result<usize, Error> {
+        if len == self.tokens.len() {
+            return Ok(len);
+        }
+        self.logits = None;
+        self.snapshots.retain(|s| s.len() <= len);
+        let reached = match self.snapshots.last() {
+            Some(snapshot) if self.state.restore(b, snapshot)? => snapshot.len(),
+            None if !self.state.is_recurrent() && self.state.truncate(b, len)? => len,
+            _ => {
+                self.state = fresh()?;
+                self.snapshots.clear();
+                0
+            }
+        };
+        self.tokens.truncate(reached);
+        Ok(reached)
+    }
+}

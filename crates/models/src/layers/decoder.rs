@@ -1,0 +1,106 @@
+//! The frame the Qwen and DeepSeek families share: embedding, pre-normed residual layers, final norm, head.
+
+use backend::{Backend, Batch, CacheFloat, Factor};
+
+use super::{Attention, FeedForward, GatedDelta};
+use crate::Result;
+use crate::config::Fields;
+use crate::loader::Loader;
+use crate::model::{Network, Summary};
+use crate::state::{self, LayerShape, State};
+
+/// How a layer mixes tokens.
+pub(crate) enum Mixer<B: Backend> {
+    Attention(Attention<B>),
+    GatedDelta(GatedDelta<B>),
+}
+
+/// One residual layer: `h += mixer(norm(h)); h += feed_forward(norm(h))`.
+pub(crate) struct Layer<B: Backend> {
+    pub input_norm: B::Tensor,
+    pub mixer: Mixer<B>,
+    pub post_norm: B::Tensor,
+    pub feed_forward: FeedForward<B>,
+}
+
+/// What the frame itself needs to know.
+pub(crate) struct DecoderConfig {
+    pub vocabulary: usize,
+    pub hidden: usize,
+    pub eps: f32,
+    /// Whether the embedding table is also the head.
+    pub tied: bool,
+    /// Longest sequence the model was made for.
+    pub context: Option<usize>,
+}
+
+impl DecoderConfig {
+    pub fn read(fields: Fields<'_>) -> Result<Self> {
+        Ok(Self {
+            vocabulary: fields.size("vocab_size")?,
+            hidden: fields.size("hidden_size")?,
+            eps: fields.positive("rms_norm_eps")?.unwrap_or(1e-6) as f32,
+            tied: fields.flag("tie_word_embeddings", false)?,
+            context: fields.count("max_position_embeddings")?,
+        })
+    }
+
+    /// What to tell people, with a line for each part.
+    pub fn summary(&self, family: &str, parts: Vec<(String, String)>) -> Summary {
+        let Self { vocabulary, hidden, context, .. } = *self;
+        Summary { family: family.into(), vocabulary, hidden, context, parts }
+    }
+}
+
+/// A whole decoder.
+pub(crate) struct Decoder<B: Backend> {
+    eps: f32,
+    embed_tokens: B::Matrix,
+    layers: Vec<Layer<B>>,
+    norm: B::Tensor,
+    /// Absent when the embedding table is the head.
+    lm_head: Option<B::Matrix>,
+}
+
+impl<B: Backend> Decoder<B> {
+    /// `root` is where `model` and `lm_head` are found.
+    pub fn load(root: &Loader<'_, B>, config: &DecoderConfig, layers: Vec<Layer<B>>) -> Result<Self> {
+        let DecoderConfig { vocabulary, hidden, eps, tied, .. } = *config;
+        let model = root.at("model");
+        Ok(Self {
+            eps,
+            embed_tokens: model.matrix("embed_tokens", vocabulary, hidden)?,
+            layers,
+            norm: model.norm("norm", hidden)?,
+            lm_head: if tied { None } else { Some(root.matrix("lm_head", vocabulary, hidden)?) },
+        })
+    }
+}
+
+impl<B: Backend> Network<B> for Decoder<B> {
+    fn forward(&self, b: &B, batch: &Batch<B>, states: &mut [&mut State<B>]) -> Result<B::Tensor> {
+        let mut h = b.embed(&self.embed_tokens, batch, 1.0)?;
+        for (i, layer) in self.layers.iter().enumerate() {
+            let x = b.rms_norm(&h, Some(&layer.input_norm), self.eps)?;
+            let mixed = match &layer.mixer {
+                Mixer::Attention(attention) => attention.forward(b, &x, batch, state::caches(states, i))?,
+                Mixer::GatedDelta(delta) => delta.forward(b, &x, batch, state::recurrent(states, i))?,
+            };
+            let (residual, x) = b.add_norm(&h, &mixed, &layer.post_norm, self.eps, Factor::One)?;
+            h = layer.feed_forward.forward(b, &x, residual)?;
+        }
+        Ok(b.rms_norm(&h, Some(&self.norm), self.eps)?)
+    }
+
+    fn logits(&self, b: &B, hidden: &B::Tensor) -> Result<B::Tensor> {
+        Ok(b.matmul(hidden, self.lm_head.as_ref().unwrap_or(&self.embed_tokens))?)
+    }
+
+    fn layer_shapes(&self, float: CacheFloat) -> Vec<LayerShape> {
+        let shape = |layer: &Layer<B>| match &layer.mixer {
+            Mixer::Attention(attention) => LayerShape::Kv(attention.kv_shape(float)),
+            Mixer::GatedDelta(delta) => LayerShape::Recurrent(delta.shape()),
+        };
+        self.layers.iter().map(shape).collect()
+    }
+}

@@ -1,0 +1,127 @@
+//! A loaded model.
+
+use backend::{Backend, Batch, CacheFloat};
+use checkpoint::Checkpoint;
+
+use crate::state::{LayerShape, State, StateImage};
+use crate::{Error, Result, qwen3, qwen3_5};
+
+/// The values of `model_type` that [`Model::load`] takes.
+pub const FAMILIES: &[&str] = &["qwen3_5_moe", "qwen3_5", "qwen3_next", "qwen3_moe", "qwen3"];
+
+/// What a family has to say for itself.
+pub(crate) trait Network<B: Backend>: Send {
+    /// Hidden states of a batch after the final norm; one state per span.
+    fn forward(&self, b: &B, batch: &Batch<B>, states: &mut [&mut State<B>]) -> Result<B::Tensor>;
+
+    /// Logits of hidden states.
+    fn logits(&self, b: &B, hidden: &B::Tensor) -> Result<B::Tensor>;
+
+    /// What each layer keeps of a sequence.
+    fn layer_shapes(&self, float: CacheFloat) -> Vec<LayerShape>;
+}
+
+/// What people and the engine want to know of a model.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    /// `model_type` of the config.
+    pub family: String,
+    /// Entries of the vocabulary: width of the logits.
+    pub vocabulary: usize,
+    /// Width of the hidden states.
+    pub hidden: usize,
+    /// Longest sequence the model was made for, when the config says so.
+    pub context: Option<usize>,
+    /// One line per kind of layer and part, for people.
+    pub parts: Vec<(String, String)>,
+}
+
+/// Which logits a request wants.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Logits {
+    /// None: more of the prompt follows.
+    None,
+    /// Those of its last token.
+    Last,
+    /// Those of each of its tokens.
+    All,
+}
+
+/// Some tokens of one sequence.
+pub struct Request<'a, B: Backend> {
+    /// The tokens that come next, at least one.
+    pub tokens: &'a [u32],
+    /// What the sequence has seen before.
+    pub state: &'a mut State<B>,
+    /// Which logits are wanted.
+    pub logits: Logits,
+}
+
+/// A model on a backend.
+pub struct Model<B: Backend> {
+    backend: B,
+    network: Box<dyn Network<B>>,
+    summary: Summary,
+}
+
+impl<B: Backend> Model<B> {
+    /// Builds the network that the checkpoint's config declares.
+    pub fn load(checkpoint: &Checkpoint, backend: B) -> Result<Self> {
+        let family = checkpoint.config().model_type()?;
+        let (network, summary) = match family {
+            "qwen3_5_moe" | "qwen3_5" | "qwen3_next" => qwen3_5::load(checkpoint, &backend, family)?,
+            "qwen3_moe" | "qwen3" => qwen3::load(checkpoint, &backend, family)?,
+            other => return Err(Error::UnknownFamily { found: other.into(), known: FAMILIES.join(", ") }),
+        };
+        Ok(Self { backend, network, summary })
+    }
+
+    /// The machine it runs on.
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    /// What it is.
+    pub fn summary(&self) -> &Summary {
+        &self.summary
+    }
+
+    /// What each layer keeps of a sequence.
+    pub fn layer_shapes(&self, float: CacheFloat) -> Vec<LayerShape> {
+        self.network.layer_shapes(float)
+    }
+
+    /// The state of a sequence that has seen nothing.
+    pub fn state(&self, float: CacheFloat) -> Result<State<B>> {
+        State::new(&self.backend, self.layer_shapes(float))
+    }
+
+    /// A state from its image.
+    pub fn state_from(&self, image: &StateImage, float: CacheFloat) -> Result<State<B>> {
+        State::from_image(&self.backend, self.layer_shapes(float), image)
+    }
+
+    /// Runs one batch and returns the wanted logits of all requests, one row each, in their order; `None` when nobody
+    /// wants any. The result is a handle: read it with the backend.
+    pub fn step(&self, requests: &mut [Request<'_, B>]) -> Result<Option<B::Tensor>> {
+        let sequences: Vec<_> = requests.iter().map(|r| (r.tokens, r.state.len)).collect();
+        let batch = Batch::new(&self.backend, &sequences)?;
+        let mut states: Vec<_> = requests.iter_mut().map(|r| &mut *r.state).collect();
+        let hidden = self.network.forward(&self.backend, &batch, &mut states)?;
+        let mut rows = Vec::new();
+        for (request, span) in requests.iter_mut().zip(batch.spans()) {
+            request.state.len += span.len;
+            match request.logits {
+                Logits::None => {}
+                Logits::Last => rows.push(span.row + span.len - 1),
+                Logits::All => rows.extend(span.rows()),
+            }
+        }
+        if rows.is_empty() {
+            return Ok(None);
+        }
+        // Most tokens of a prompt need no logits, and the vocabulary is the widest matrix of all.
+        let hidden = if rows.len() == batch.rows() { hidden } else { self.backend.select_rows(&hidden, &rows)? };
+        self.network.logits(&self.backend, &hidden).map(Some)
+    }
+}
