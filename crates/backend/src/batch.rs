@@ -35,7 +35,12 @@ impl<B: Backend> Batch<B> {
         let mut spans = Vec::with_capacity(sequences.len());
         for (index, (ids, position)) in sequences.iter().enumerate() {
             if ids.is_empty() {
-                return Err(check::error("batch", "a sequence's token count", format!("0 (sequence {index})"), "1 or more"));
+                return Err(check::error(
+                    "batch",
+                    "a sequence's token count",
+                    format!("0 (sequence {index})"),
+                    "1 or more",
+                ));
             }
             spans.push(Span { row: tokens.len(), len: ids.len(), position: *position });
             tokens.extend_from_slice(ids);

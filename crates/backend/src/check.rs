@@ -6,11 +6,17 @@ use std::fmt::Display;
 use checkpoint::Weight;
 
 use crate::{
-    Attention, Error, Factor, GdnShape, GroupedSigmoid, Handle, KvImage, KvShape, Mask, RecurrentImage, Result, Shape, Shared, Span,
+    Attention, Error, Factor, GdnShape, GroupedSigmoid, Handle, KvImage, KvShape, Mask, RecurrentImage,
+    Result, Shape, Shared, Span,
 };
 
 /// A shape error.
-pub fn error(operation: &'static str, what: &'static str, found: impl Display, expected: impl Display) -> Error {
+pub fn error(
+    operation: &'static str,
+    what: &'static str,
+    found: impl Display,
+    expected: impl Display,
+) -> Error {
     Error::Shape { operation, what, found: found.to_string(), expected: expected.to_string() }
 }
 
@@ -83,7 +89,12 @@ pub fn select_rows(x: Shape, rows: &[usize]) -> Result<Shape> {
 /// `columns`
 pub fn columns(x: Shape, start: usize, width: usize) -> Result<Shape> {
     if start.checked_add(width).is_none_or(|end| end > x.cols) {
-        return Err(error("columns", "the range", format!("{start} + {width}"), format!("within {}", x.cols)));
+        return Err(error(
+            "columns",
+            "the range",
+            format!("{start} + {width}"),
+            format!("within {}", x.cols),
+        ));
     }
     Ok(Shape { rows: x.rows, cols: width })
 }
@@ -158,7 +169,14 @@ pub fn rope(x: Shape, spans: &[Span], n: usize, rotary_dim: usize) -> Result<usi
 }
 
 /// `kv_append` and `mla_append`, against one cache: its shape, how many tokens it holds, and the span it takes.
-pub fn append(operation: &'static str, k: Shape, v: Shape, cache: &KvShape, len: usize, span: &Span) -> Result<()> {
+pub fn append(
+    operation: &'static str,
+    k: Shape,
+    v: Shape,
+    cache: &KvShape,
+    len: usize,
+    span: &Span,
+) -> Result<()> {
     equal(operation, "the width of k", k.cols, cache.heads * cache.key_dim)?;
     equal(operation, "the width of v", v.cols, cache.heads * cache.value_dim)?;
     equal(operation, "the rows of v", v.rows, k.rows)?;
@@ -172,12 +190,22 @@ pub fn attention(q: Shape, spec: &Attention, cache: &KvShape, len: usize, span: 
     equal("attention", "the tokens in a cache", len, span.position + span.len)?;
     if let (Mask::Causal | Mask::None, Some(window)) = (spec.mask, cache.window) {
         if len > window {
-            return Err(error("attention", "the mask", "not a window", format!("a window of at most {window}: the cache is a ring")));
+            return Err(error(
+                "attention",
+                "the mask",
+                "not a window",
+                format!("a window of at most {window}: the cache is a ring"),
+            ));
         }
     }
     if let (Mask::Window(asked), Some(kept)) = (spec.mask, cache.window) {
         if asked > kept {
-            return Err(error("attention", "the window", asked, format!("at most the {kept} tokens the cache keeps")));
+            return Err(error(
+                "attention",
+                "the window",
+                asked,
+                format!("at most the {kept} tokens the cache keeps"),
+            ));
         }
     }
     Ok(group)
@@ -228,13 +256,24 @@ pub fn route_grouped(logits: Shape, bias: Shape, spec: &GroupedSigmoid) -> Resul
         return Err(error(OP, "the experts of a group", size, "2 or more"));
     }
     if spec.top_k > spec.kept_groups * size {
-        return Err(error(OP, "top_k", spec.top_k, format!("at most {} experts of the kept groups", spec.kept_groups * size)));
+        return Err(error(
+            OP,
+            "top_k",
+            spec.top_k,
+            format!("at most {} experts of the kept groups", spec.kept_groups * size),
+        ));
     }
     Ok(size)
 }
 
 /// `experts`: one set of routes per token, every expert inside the stack.
-pub fn experts(x: Shape, routed_tokens: usize, routed_experts: usize, weights: Shape, count: usize) -> Result<()> {
+pub fn experts(
+    x: Shape,
+    routed_tokens: usize,
+    routed_experts: usize,
+    weights: Shape,
+    count: usize,
+) -> Result<()> {
     equal("experts", "the width of x", x.cols, weights.cols)?;
     equal("experts", "the tokens routed", routed_tokens, x.rows)?;
     equal("experts", "the experts routed over", routed_experts, count)

@@ -17,6 +17,6 @@ pub use error::{Error, Result};
 pub use operations::Backend;
 pub use rope::{Pairing, RopeSpec, YarnSpec};
 pub use shapes::{
-    Activation, Attention, CacheFloat, Factor, GdnShape, GdnWeights, GroupedSigmoid, Handle, KvImage, KvShape,
-    LatentAttention, Mask, RecurrentImage, Shape, Shared,
+    Activation, Attention, CacheFloat, Factor, GdnShape, GdnWeights, GroupedSigmoid, Handle, KvImage,
+    KvShape, LatentAttention, Mask, RecurrentImage, Shape, Shared,
 };

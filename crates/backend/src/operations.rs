@@ -85,7 +85,12 @@ pub trait Backend: Sized + 'static {
 
     /// Splits every head's slice `[a | b]`, `a` being `first` wide, into all `a` and all `b`: query and gate of Qwen's
     /// gated attention, plain and rotated part of a DeepSeek query or (with one head) latent.
-    fn split_heads(&self, x: &Self::Tensor, heads: usize, first: usize) -> Result<(Self::Tensor, Self::Tensor)>;
+    fn split_heads(
+        &self,
+        x: &Self::Tensor,
+        heads: usize,
+        first: usize,
+    ) -> Result<(Self::Tensor, Self::Tensor)>;
 
     /// Qwen3-Next's fused projection: every key head's slice `[q | k | v.. | z..]`, with the value heads that read this
     /// key head, into `[all q | all k | all v]` and `[all z]`.
@@ -97,7 +102,11 @@ pub trait Backend: Sized + 'static {
     fn embed(&self, table: &Self::Matrix, batch: &Batch<Self>, scale: f32) -> Result<Self::Tensor>;
 
     /// `y_m[t] = W_m x[t]` for several matrices over one input.
-    fn matmuls<const N: usize>(&self, x: &Self::Tensor, weights: [&Self::Matrix; N]) -> Result<[Self::Tensor; N]>;
+    fn matmuls<const N: usize>(
+        &self,
+        x: &Self::Tensor,
+        weights: [&Self::Matrix; N],
+    ) -> Result<[Self::Tensor; N]>;
 
     /// `y[t] = W x[t]`
     fn matmul(&self, x: &Self::Tensor, weight: &Self::Matrix) -> Result<Self::Tensor> {
@@ -105,7 +114,12 @@ pub trait Backend: Sized + 'static {
     }
 
     /// `y[t] = residual[t] + W x[t]`
-    fn matmul_add(&self, x: &Self::Tensor, weight: &Self::Matrix, residual: Self::Tensor) -> Result<Self::Tensor>;
+    fn matmul_add(
+        &self,
+        x: &Self::Tensor,
+        weight: &Self::Matrix,
+        residual: Self::Tensor,
+    ) -> Result<Self::Tensor>;
 
     /// `y[t] = act(Wg x[t]) * (Wu x[t])`
     fn gate_up(

@@ -63,7 +63,8 @@ impl RopeSpec {
     /// goes over from the plain one to the interpolated one, `inv = plain * ((1 - r) + r / factor)`, `r` a linear ramp.
     pub fn yarn(dim: usize, theta: f64, pairing: Pairing, yarn: &YarnSpec) -> Self {
         let pair_turning = |rotations: f64| {
-            dim as f64 * (yarn.original_context / (rotations * std::f64::consts::TAU)).ln() / (2.0 * theta.ln())
+            dim as f64 * (yarn.original_context / (rotations * std::f64::consts::TAU)).ln()
+                / (2.0 * theta.ln())
         };
         let low = pair_turning(yarn.beta_fast).floor().max(0.0);
         let mut high = pair_turning(yarn.beta_slow).ceil().min(dim as f64 - 1.0);

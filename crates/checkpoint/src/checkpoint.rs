@@ -142,7 +142,40 @@ impl Checkpoint {
         self.tensors.iter().filter(|(_, stored)| unused(stored)).map(|(name, _)| name.clone()).collect()
     }
 
+    /// A digest that tells one checkpoint from another: of the config, of every tensor's name, type and shape, and of
+    /// the first bytes of a few tensors, so that two trainings of one shape differ. It costs a few page reads.
+    pub fn identity(&self) -> String {
+        const SAMPLES: usize = 8;
+        let mut digest = Fnv::default();
+        digest.add(self.config.root().to_string().as_bytes());
+        let step = self.tensors.len().div_ceil(SAMPLES).max(1);
+        for (i, (name, Stored { dtype, shape, bytes, .. })) in self.tensors.iter().enumerate() {
+            digest.add(format!("{name} {dtype} {shape:?}").as_bytes());
+            if i % step == 0 {
+                digest.add(&bytes[..bytes.len().min(256)]);
+            }
+        }
+        format!("{:016x}", digest.0)
+    }
+
     pub(crate) fn missing(&self, name: &str) -> Error {
         Error::MissingTensor { name: name.to_owned(), folder: self.folder.clone() }
+    }
+}
+
+/// The FNV-1a hash: not cryptographic, and the same on every platform and in every version.
+struct Fnv(u64);
+
+impl Default for Fnv {
+    fn default() -> Self {
+        Fnv(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Fnv {
+    fn add(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+        }
     }
 }

@@ -80,7 +80,11 @@ pub fn logits_in_chunks<B: Backend>(
 }
 
 /// Greedy continuation of a prompt: the tokens, and the logits that chose the last of them.
-pub fn greedy<B: Backend>(model: &Model<B>, ids: &[u32], count: usize) -> models::Result<(Vec<u32>, Vec<f32>)> {
+pub fn greedy<B: Backend>(
+    model: &Model<B>,
+    ids: &[u32],
+    count: usize,
+) -> models::Result<(Vec<u32>, Vec<f32>)> {
     let vocabulary = model.summary().vocabulary;
     let mut state = model.state(CacheFloat::F32)?;
     let mut logits = logits_in_chunks(model, &mut state, ids, ids.len())?;

@@ -14,7 +14,8 @@ fn each(check: impl Fn(&Fixture, &Model<Cpu>)) {
     let fixtures = fixtures();
     assert!(fixtures.len() >= 10, "only {} fixtures", fixtures.len());
     for fixture in &fixtures {
-        let model = Model::load(&fixture.checkpoint, cpu(2)).unwrap_or_else(|e| panic!("{}: {e}", fixture.name));
+        let model =
+            Model::load(&fixture.checkpoint, cpu(2)).unwrap_or_else(|e| panic!("{}: {e}", fixture.name));
         check(fixture, &model);
     }
 }

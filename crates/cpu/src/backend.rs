@@ -56,9 +56,9 @@ fn apply_factor(x: &mut [f32], factor: &Factor<'_, Tensor>) {
     match factor {
         Factor::One => {}
         Factor::Scalar(f) => x.iter_mut().for_each(|x| *x *= f),
-        Factor::Channels(f) => {
-            x.chunks_exact_mut(f.shape().cols).for_each(|row| row.iter_mut().zip(f.values()).for_each(|(x, f)| *x *= f))
-        }
+        Factor::Channels(f) => x
+            .chunks_exact_mut(f.shape().cols)
+            .for_each(|row| row.iter_mut().zip(f.values()).for_each(|(x, f)| *x *= f)),
     }
 }
 
@@ -154,7 +154,10 @@ impl Backend for Cpu {
         check::split_qkvz(x.shape(), shape)?;
         let (qkv, z) = layout::qkvz_ranges(shape);
         let part = |ranges: &[(usize, usize)], cols| {
-            Tensor::new(Shape { rows: x.shape().rows, cols }, layout::gather(x.values(), x.shape().cols, ranges))
+            Tensor::new(
+                Shape { rows: x.shape().rows, cols },
+                layout::gather(x.values(), x.shape().cols, ranges),
+            )
         };
         Ok((part(&qkv, shape.channels()), part(&z, shape.value_total())))
     }
@@ -189,7 +192,8 @@ impl Backend for Cpu {
 
     fn glu(&self, gate: Tensor, up: &Tensor, activation: Activation) -> Result<Tensor> {
         check::equal("glu", "up", up.shape(), gate.shape())?;
-        Ok(self.change(gate, |g| g.iter_mut().zip(up.values()).for_each(|(g, u)| *g = glu(activation, *g, *u))))
+        Ok(self
+            .change(gate, |g| g.iter_mut().zip(up.values()).for_each(|(g, u)| *g = glu(activation, *g, *u))))
     }
 
     fn soft_cap(&self, x: Tensor, cap: f32) -> Result<Tensor> {
@@ -258,17 +262,34 @@ impl Backend for Cpu {
         Ok(self.change(x, |x| rope::rope(x, cols, width, spec, batch.spans())))
     }
 
-    fn kv_append(&self, k: &Tensor, v: &Tensor, batch: &Batch<Self>, caches: &mut [&mut KvCache]) -> Result<()> {
+    fn kv_append(
+        &self,
+        k: &Tensor,
+        v: &Tensor,
+        batch: &Batch<Self>,
+        caches: &mut [&mut KvCache],
+    ) -> Result<()> {
         self.append("kv_append", (k, v), batch, caches)
     }
 
-    fn attention(&self, q: &Tensor, batch: &Batch<Self>, caches: &[&KvCache], spec: &Attention) -> Result<Tensor> {
+    fn attention(
+        &self,
+        q: &Tensor,
+        batch: &Batch<Self>,
+        caches: &[&KvCache],
+        spec: &Attention,
+    ) -> Result<Tensor> {
         check::rows("attention", "the rows of q", q.shape(), batch.spans())?;
         check::per_span("attention", batch.spans(), caches.len())?;
         let width = spec.heads * caches[0].shape.value_dim;
         let mut groups = Vec::with_capacity(caches.len());
         for (span, cache) in batch.spans().iter().zip(caches) {
-            check::equal("attention", "the value width of a cache", spec.heads * cache.shape.value_dim, width)?;
+            check::equal(
+                "attention",
+                "the value width of a cache",
+                spec.heads * cache.shape.value_dim,
+                width,
+            )?;
             groups.push(check::attention(q.shape(), spec, &cache.shape, cache.len(), span)?);
         }
         Ok(self.compute(batch.rows(), width, || {
@@ -294,7 +315,8 @@ impl Backend for Cpu {
     ) -> Result<()> {
         check::equal("mla_append", "the rows of k_pe", k_pe.shape().rows, latent.shape().rows)?;
         let rows = latent.shape().rows;
-        let both: Vec<f32> = (0..rows).flat_map(|t| latent.row(t).iter().chain(k_pe.row(t))).copied().collect();
+        let both: Vec<f32> =
+            (0..rows).flat_map(|t| latent.row(t).iter().chain(k_pe.row(t))).copied().collect();
         let keys = Tensor::new(Shape { rows, cols: latent.shape().cols + k_pe.shape().cols }, both);
         let values = Tensor::new(Shape { rows, cols: 0 }, Vec::new());
         self.append("mla_append", (&keys, &values), batch, caches)
@@ -312,7 +334,8 @@ impl Backend for Cpu {
         check::per_span("mla_attention", batch.spans(), caches.len())?;
         let mut widths = (0, 0);
         for (span, cache) in batch.spans().iter().zip(caches) {
-            widths = check::mla_attention(q.shape(), q_pe.shape(), spec.heads, &cache.shape, cache.len(), span)?;
+            widths =
+                check::mla_attention(q.shape(), q_pe.shape(), spec.heads, &cache.shape, cache.len(), span)?;
         }
         let cols = q.shape().cols;
         Ok(self.compute(batch.rows(), cols, || {
@@ -334,7 +357,12 @@ impl Backend for Cpu {
         Ok(moe::route_softmax(logits.values(), logits.shape().cols, top_k, renormalise, None))
     }
 
-    fn route_softmax_scaled(&self, logits: &Tensor, top_k: usize, per_expert_scale: &Tensor) -> Result<Routes> {
+    fn route_softmax_scaled(
+        &self,
+        logits: &Tensor,
+        top_k: usize,
+        per_expert_scale: &Tensor,
+    ) -> Result<Routes> {
         let experts = logits.shape().cols;
         check::route("route_softmax_scaled", logits.shape(), top_k)?;
         check::vector("route_softmax_scaled", "the scales", per_expert_scale.shape(), experts)?;
@@ -346,7 +374,13 @@ impl Backend for Cpu {
         Ok(moe::route_grouped(logits.values(), bias.values(), size, spec))
     }
 
-    fn experts(&self, x: &Tensor, routes: &Routes, weights: &Experts, activation: Activation) -> Result<Tensor> {
+    fn experts(
+        &self,
+        x: &Tensor,
+        routes: &Routes,
+        weights: &Experts,
+        activation: Activation,
+    ) -> Result<Tensor> {
         let shape = Shape { rows: weights.gate.rows, cols: weights.gate.cols };
         check::experts(x.shape(), routes.tokens(), routes.experts, shape, weights.gate.count)?;
         let Shape { rows, cols } = x.shape();
@@ -405,7 +439,13 @@ impl Backend for Cpu {
         Ok(self.change(qkv, |qkv| gdn::qk_norm(qkv, shape)))
     }
 
-    fn gdn_gates(&self, a: &Tensor, b: &Tensor, a_log: &Tensor, dt_bias: &Tensor) -> Result<(Tensor, Tensor)> {
+    fn gdn_gates(
+        &self,
+        a: &Tensor,
+        b: &Tensor,
+        a_log: &Tensor,
+        dt_bias: &Tensor,
+    ) -> Result<(Tensor, Tensor)> {
         check::gdn_gates(a.shape(), b.shape(), a_log.shape(), dt_bias.shape())?;
         let (g, beta) = gdn::gates(a.values(), b.values(), a_log.values(), dt_bias.values());
         Ok((Tensor::new(a.shape(), g), Tensor::new(b.shape(), beta)))
@@ -423,7 +463,12 @@ impl Backend for Cpu {
         check::per_span("gdn", batch.spans(), states.len())?;
         for state in states.iter() {
             check::gdn(qkv.shape(), g.shape(), beta.shape(), &state.shape)?;
-            check::equal("gdn", "the value width of a state", state.shape.value_total(), states[0].shape.value_total())?;
+            check::equal(
+                "gdn",
+                "the value width of a state",
+                state.shape.value_total(),
+                states[0].shape.value_total(),
+            )?;
         }
         let width = states[0].shape.value_total();
         Ok(self.compute(batch.rows(), width, || {

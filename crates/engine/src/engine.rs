@@ -176,14 +176,21 @@ impl<B: Backend> Engine<B> {
 
     fn step(&self, sequence: &mut Sequence<B>, tokens: &[u32], logits: Logits) -> Result<Vec<f32>, Error> {
         let mut requests = [Request { tokens, state: &mut sequence.state, logits }];
-        let rows = self.model.step(&mut requests)?;
+        let rows = match self.model.step(&mut requests) {
+            Ok(rows) => rows,
+            Err(error) => {
+                // Some layers have taken the tokens and some have not: only a new state is right again.
+                *sequence = self.sequence()?;
+                return Err(error.into());
+            }
+        };
         sequence.tokens.extend_from_slice(tokens);
         sequence.logits = None;
         rows.map_or(Ok(Vec::new()), |rows| Ok(self.model.backend().read(&rows)?))
     }
 
     /// Brings a sequence to `prompt`, keeping what it has in common with what was seen, and returns how many tokens
-    /// that was. Afterwards [`Sequence::logits`] are those of the last token, unless `watch`, called before each step with the
+    /// that was. Afterwards the sequence holds the logits of the last token, unless `watch`, called before each step with the
     /// tokens done, stopped it.
     pub fn prefill(
         &self,
@@ -199,7 +206,8 @@ impl<B: Backend> Engine<B> {
         }
         // The last token runs again even when it was seen: its logits are what is asked for.
         let reachable = common.min(prompt.len() - 1);
-        let reused = sequence.rewind(self.model.backend(), reachable, || Ok(self.model.state(self.cache)?))?;
+        let reused =
+            sequence.rewind(self.model.backend(), reachable, || Ok(self.model.state(self.cache)?))?;
         let mut done = reused;
         while done < prompt.len() {
             if watch(done) == Flow::Stop {
@@ -244,6 +252,7 @@ impl<B: Backend> Engine<B> {
     ) -> Result<Generated, Error> {
         let started = Instant::now();
         let prompt_tokens = task.prompt.len();
+        sampler.set_prompt_len(prompt_tokens);
         let reused_tokens = self.prefill(sequence, task.prompt, task.stable, |_| watch(None))?;
         let prompt_time = started.elapsed();
         let mut generated = Generated {

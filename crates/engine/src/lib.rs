@@ -1,14 +1,22 @@
 //! The engine: from messages to tokens, from logits to text.
 //!
-//! `tokenizer` and `template` turn a conversation into token ids, `sampling` chooses the next id, `stop` and the
-//! tokenizer's stream turn ids back into text as they arrive.
+//! `tokenizer` and `template` turn a conversation into token ids; `engine` runs a model over a `sequence` of them, in
+//! chunks and then token by token, `sampling` choosing each next id; `stop` and the tokenizer's stream turn ids back into
+//! text as they arrive. `state_file` keeps a sequence on disk.
 
+mod engine;
 mod error;
 mod sampling;
+mod sequence;
+mod state_file;
 mod stop;
 mod template;
+mod tokenizer;
 
-pub use error::Error;
+pub use engine::{DEFAULT_CHUNK, Engine, EngineOptions, Finish, Flow, Generated, Task};
+pub use error::{Error, bytes};
 pub use sampling::{Sampled, Sampler, SamplingParams, top_logprobs};
+pub use sequence::{Sequence, common_prefix};
 pub use stop::{StopOutcome, StopScanner};
 pub use template::{ChatTemplate, TemplateInput};
+pub use tokenizer::{GenerationDefaults, TokenStream, Tokenizer};

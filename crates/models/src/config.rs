@@ -96,9 +96,17 @@ pub(crate) fn divisible(field: &str, total: usize, by_field: &str, by: usize) ->
 }
 
 /// The rotary embedding of `dim` channels of a head, from `rope_scaling` (or `rope_parameters`) in either spelling.
-pub(crate) fn rope(dim: usize, theta: f64, pairing: Pairing, scaling: Option<Fields<'_>>) -> Result<RopeSpec> {
+pub(crate) fn rope(
+    dim: usize,
+    theta: f64,
+    pairing: Pairing,
+    scaling: Option<Fields<'_>>,
+) -> Result<RopeSpec> {
     if dim < 2 || !dim.is_multiple_of(2) {
-        return Err(problem("partial_rotary_factor", format!("leaves {dim} rotated channels, expected an even number above 0")));
+        return Err(problem(
+            "partial_rotary_factor",
+            format!("leaves {dim} rotated channels, expected an even number above 0"),
+        ));
     }
     let Some(scaling) = scaling else { return Ok(RopeSpec::plain(dim, theta, pairing)) };
     let kind = match scaling.text("type")? {

@@ -62,6 +62,7 @@ pub struct Model<B: Backend> {
     backend: B,
     network: Box<dyn Network<B>>,
     summary: Summary,
+    identity: String,
 }
 
 impl<B: Backend> Model<B> {
@@ -73,7 +74,7 @@ impl<B: Backend> Model<B> {
             "qwen3_moe" | "qwen3" => qwen3::load(checkpoint, &backend, family)?,
             other => return Err(Error::UnknownFamily { found: other.into(), known: FAMILIES.join(", ") }),
         };
-        Ok(Self { backend, network, summary })
+        Ok(Self { backend, network, summary, identity: checkpoint.identity() })
     }
 
     /// The machine it runs on.
@@ -84,6 +85,11 @@ impl<B: Backend> Model<B> {
     /// What it is.
     pub fn summary(&self) -> &Summary {
         &self.summary
+    }
+
+    /// The checkpoint's [identity](Checkpoint::identity).
+    pub fn identity(&self) -> &str {
+        &self.identity
     }
 
     /// What each layer keeps of a sequence.
@@ -121,7 +127,8 @@ impl<B: Backend> Model<B> {
             return Ok(None);
         }
         // Most tokens of a prompt need no logits, and the vocabulary is the widest matrix of all.
-        let hidden = if rows.len() == batch.rows() { hidden } else { self.backend.select_rows(&hidden, &rows)? };
+        let hidden =
+            if rows.len() == batch.rows() { hidden } else { self.backend.select_rows(&hidden, &rows)? };
         self.network.logits(&self.backend, &hidden).map(Some)
     }
 }

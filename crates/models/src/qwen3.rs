@@ -5,7 +5,9 @@ use checkpoint::Checkpoint;
 
 use crate::Result;
 use crate::config::Fields;
-use crate::layers::{Attention, AttentionConfig, Decoder, DecoderConfig, FeedForward, Layer, Mixer, MoeConfig};
+use crate::layers::{
+    Attention, AttentionConfig, Decoder, DecoderConfig, FeedForward, Layer, Mixer, MoeConfig,
+};
 use crate::loader::Loader;
 use crate::model::{Network, Summary};
 

@@ -7,8 +7,8 @@ use checkpoint::Checkpoint;
 use crate::Result;
 use crate::config::Fields;
 use crate::layers::{
-    Attention, AttentionConfig, Decoder, DecoderConfig, FeedForward, GatedDelta, GatedDeltaConfig, Layer, Mixer,
-    MoeConfig,
+    Attention, AttentionConfig, Decoder, DecoderConfig, FeedForward, GatedDelta, GatedDeltaConfig, Layer,
+    Mixer, MoeConfig,
 };
 use crate::loader::Loader;
 use crate::model::{Network, Summary};

@@ -17,7 +17,9 @@ impl LayerShape {
     /// Bytes for a sequence of so many tokens.
     pub fn bytes(&self, tokens: usize) -> u64 {
         match self {
-            LayerShape::Kv(kv) => kv.window.map_or(tokens, |w| tokens.min(w)) as u64 * kv.token_bytes() as u64,
+            LayerShape::Kv(kv) => {
+                kv.window.map_or(tokens, |w| tokens.min(w)) as u64 * kv.token_bytes() as u64
+            }
             LayerShape::Recurrent(gdn) => 4 * (gdn.window_len() + gdn.state_len()) as u64,
         }
     }
@@ -143,7 +145,8 @@ impl<B: Backend> State<B> {
                     }
                 }
                 LayerState::Recurrent(state) => {
-                    let saved = saved.next().ok_or_else(|| Error::State("a snapshot of another model".into()))?;
+                    let saved =
+                        saved.next().ok_or_else(|| Error::State("a snapshot of another model".into()))?;
                     *state = b.recurrent_clone(saved)?;
                 }
             }
@@ -187,13 +190,18 @@ impl<B: Backend> State<B> {
 pub(crate) fn caches<'a, B: Backend>(states: &'a mut [&mut State<B>], i: usize) -> Vec<&'a mut B::KvCache> {
     let cache = |state: &'a mut &mut State<B>| match &mut state.layers[i] {
         LayerState::Kv(cache) => cache,
-        LayerState::Recurrent(_) => unreachable!("layer {i} is attention: its state was made from its own shape"),
+        LayerState::Recurrent(_) => {
+            unreachable!("layer {i} is attention: its state was made from its own shape")
+        }
     };
     states.iter_mut().map(cache).collect()
 }
 
 /// Layer `i`'s recurrent states of several sequences.
-pub(crate) fn recurrent<'a, B: Backend>(states: &'a mut [&mut State<B>], i: usize) -> Vec<&'a mut B::Recurrent> {
+pub(crate) fn recurrent<'a, B: Backend>(
+    states: &'a mut [&mut State<B>],
+    i: usize,
+) -> Vec<&'a mut B::Recurrent> {
     let recurrent = |state: &'a mut &mut State<B>| match &mut state.layers[i] {
         LayerState::Recurrent(state) => state,
         LayerState::Kv(_) => unreachable!("layer {i} is recurrent: its state was made from its own shape"),

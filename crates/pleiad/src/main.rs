@@ -1,2 +1,42 @@
-//! .
-fn main() {}
+//! The `pleiad` command.
+
+mod commands;
+mod error;
+mod options;
+mod synth;
+mod talk;
+mod terminal;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Runs mixture-of-experts language models in MLX format on the machine at hand.
+#[derive(Parser)]
+#[command(version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Answer a prompt, or chat when none is given
+    Run(commands::run::RunArgs),
+    /// Say what a model is and what it takes to run it here
+    Inspect(commands::inspect::InspectArgs),
+    /// Write the logits of some token ids to a file, for checking a conversion
+    Logits(commands::logits::LogitsArgs),
+    /// Write a checkpoint of a real shape with random weights, for measuring
+    Synth(synth::SynthArgs),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Run(args) => commands::run::run(&args),
+        Command::Inspect(args) => commands::inspect::run(&args),
+        Command::Logits(args) => commands::logits::run(&args),
+        Command::Synth(args) => synth::run(&args).map_err(error::Error::from).map(|()| ExitCode::SUCCESS),
+    };
+    result.unwrap_or_else(|error| error.report())
+}

@@ -39,7 +39,14 @@ fn weighted_sum(
 }
 
 /// Grouped-query attention of one span; `q` and `y` hold its rows.
-pub(crate) fn attention(q: &[f32], y: &mut [f32], span: &Span, cache: &KvCache, spec: &Attention, group: usize) {
+pub(crate) fn attention(
+    q: &[f32],
+    y: &mut [f32],
+    span: &Span,
+    cache: &KvCache,
+    spec: &Attention,
+    group: usize,
+) {
     let (dk, dv) = (cache.shape.key_dim, cache.shape.value_dim);
     y.par_chunks_exact_mut(dv).zip(q.par_chunks_exact(dk)).enumerate().for_each(|(i, (out, q))| {
         let position = span.position + i / spec.heads;

@@ -44,7 +44,8 @@ fn softplus(x: f32) -> f32 {
 /// Decay and write strength of every value head.
 pub(crate) fn gates(a: &[f32], b: &[f32], a_log: &[f32], dt_bias: &[f32]) -> (Vec<f32>, Vec<f32>) {
     let heads = a_log.len();
-    let g = a.iter().enumerate().map(|(i, a)| (-a_log[i % heads].exp() * softplus(a + dt_bias[i % heads])).exp());
+    let g =
+        a.iter().enumerate().map(|(i, a)| (-a_log[i % heads].exp() * softplus(a + dt_bias[i % heads])).exp());
     (g.collect(), b.iter().map(|b| sigmoid(*b)).collect())
 }
 

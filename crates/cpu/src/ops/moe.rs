@@ -42,7 +42,12 @@ fn best(scores: &[f32], k: usize) -> Vec<u32> {
 }
 
 /// Routes of every token by `choose(logits of a token) -> (ids, weights)`.
-fn route(logits: &[f32], experts: usize, top_k: usize, choose: impl Fn(&[f32]) -> (Vec<u32>, Vec<f32>)) -> Routes {
+fn route(
+    logits: &[f32],
+    experts: usize,
+    top_k: usize,
+    choose: impl Fn(&[f32]) -> (Vec<u32>, Vec<f32>),
+) -> Routes {
     let (ids, weights): (Vec<_>, Vec<_>) = logits.chunks_exact(experts).map(choose).unzip();
     Routes { experts, top_k, ids: ids.concat(), weights: weights.concat() }
 }
@@ -114,7 +119,13 @@ pub(crate) fn route_grouped(logits: &[f32], bias: &[f32], size: usize, spec: &Gr
 
 /// The weighted sum of the chosen experts for every token. Tokens of one expert are taken together, so that its
 /// weights are read once; each token's sum runs in the order of its routes, whatever the batch.
-pub(crate) fn experts(x: &[f32], d: usize, routes: &Routes, weights: &Experts, activation: Activation) -> Vec<f32> {
+pub(crate) fn experts(
+    x: &[f32],
+    d: usize,
+    routes: &Routes,
+    weights: &Experts,
+    activation: Activation,
+) -> Vec<f32> {
     let mut slots_of: Vec<Vec<usize>> = vec![Vec::new(); routes.experts];
     for (slot, e) in routes.ids.iter().enumerate() {
         slots_of[*e as usize].push(slot);

@@ -7,7 +7,9 @@ use rayon::prelude::*;
 pub(crate) fn rope(x: &mut [f32], cols: usize, head: usize, spec: &RopeSpec, spans: &[Span]) {
     for span in spans {
         let rows = &mut x[span.row * cols..(span.row + span.len) * cols];
-        rows.par_chunks_exact_mut(cols).enumerate().for_each(|(i, row)| turn_row(row, head, spec, span.position + i));
+        rows.par_chunks_exact_mut(cols)
+            .enumerate()
+            .for_each(|(i, row)| turn_row(row, head, spec, span.position + i));
     }
 }
 

@@ -12,7 +12,7 @@ use std::hash::{BuildHasher, Hasher};
 pub use params::SamplingParams;
 
 use crate::Error;
-use math::{Random, exp};
+use math::{Random, exp, sum_exp};
 
 /// A token that was chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -51,8 +51,9 @@ impl Sampler {
     pub fn new(params: SamplingParams) -> Result<Self, Error> {
         params.validate()?;
         // The standard library's hash keys are the one source of randomness that needs no dependency.
-        let seed =
-            params.seed.unwrap_or_else(|| std::collections::hash_map::RandomState::new().build_hasher().finish());
+        let seed = params
+            .seed
+            .unwrap_or_else(|| std::collections::hash_map::RandomState::new().build_hasher().finish());
         Ok(Self {
             params,
             random: Random::new(seed),
@@ -66,9 +67,8 @@ impl Sampler {
 
     /// Says that the first `prompt_len` tokens of every history are the prompt: the repetition penalty counts them,
     /// presence and frequency penalties, which are about what was generated, do not.
-    pub fn with_prompt_len(mut self, prompt_len: usize) -> Self {
+    pub fn set_prompt_len(&mut self, prompt_len: usize) {
         self.prompt_len = prompt_len;
-        self
     }
 
     /// The seed in use, also when none was given, so that a run can be repeated.
@@ -159,28 +159,37 @@ impl Sampler {
     /// most likely token having 1.
     fn filter(&mut self, logits: &[f32], max: f32) {
         let &SamplingParams { temperature, top_k, top_p, min_p, .. } = &self.params;
-        let weigh = |logit: f32| exp((f64::from(logit) - f64::from(max)) / f64::from(temperature));
+        let (top_p, min_p) = (f64::from(top_p), f64::from(min_p));
+        let scale = 1.0 / f64::from(temperature);
+        let weigh = |candidate: &Candidate| exp((f64::from(candidate.logit) - f64::from(max)) * scale);
         let candidates = &mut self.candidates;
+        let mut total = None;
         if top_k > 0 && top_k < logits.len() {
             largest(logits, top_k, candidates);
         } else {
+            let mut floor = min_p;
+            if top_p < 1.0 {
+                // All tokens below this weight together hold less than what top-p cuts off, so none of them is
+                // needed; only the others, usually a few hundred, have to be sorted.
+                let sum = sum_exp(logits, max, temperature);
+                floor = floor.max((1.0 - top_p) * sum / logits.len() as f64);
+                total = Some(sum);
+            }
+            // A little too many are kept, so that the rounding of the logarithm decides nothing.
+            let least =
+                f64::from(max) + f64::from(temperature) * (floor.ln() - 1e-6) - 1e-6 * f64::from(max.abs());
+            let all = logits.iter().zip(0..).map(|(&logit, id)| Candidate { id, logit });
             candidates.clear();
-            candidates.extend(logits.iter().zip(0..).map(|(&logit, id)| Candidate { id, logit }));
+            candidates.extend(all.filter(|candidate| f64::from(candidate.logit) >= least));
+        }
+        if top_p < 1.0 {
+            candidates.sort_unstable_by(likelier_first);
         }
         self.weights.clear();
-        self.weights.extend(candidates.iter().map(|candidate| weigh(candidate.logit)));
+        self.weights.extend(candidates.iter().map(weigh));
 
         if top_p < 1.0 {
-            let total: f64 = self.weights.iter().sum();
-            let target = total * f64::from(top_p);
-            // All tokens below this weight together hold less than what top-p cuts off, so none of them is needed;
-            // only what remains, usually a few hundred, has to be sorted.
-            let floor = (total - target) / candidates.len() as f64;
-            let mut weights = self.weights.iter();
-            candidates.retain(|_| weights.next().is_some_and(|&weight| weight >= floor));
-            candidates.sort_unstable_by(likelier_first);
-            self.weights.clear();
-            self.weights.extend(candidates.iter().map(|candidate| weigh(candidate.logit)));
+            let target = top_p * total.unwrap_or_else(|| self.weights.iter().sum());
             let mut sum = 0.0;
             let reached = self.weights.iter().position(|weight| {
                 sum += weight;
@@ -191,10 +200,9 @@ impl Sampler {
             self.weights.truncate(keep);
         }
         if min_p > 0.0 {
-            let floor = f64::from(min_p);
             let mut weights = self.weights.iter();
-            candidates.retain(|_| weights.next().is_some_and(|&weight| weight >= floor));
-            self.weights.retain(|&weight| weight >= floor);
+            candidates.retain(|_| weights.next().is_some_and(|&weight| weight >= min_p));
+            self.weights.retain(|&weight| weight >= min_p);
         }
     }
 }
@@ -219,7 +227,8 @@ fn argmax(logits: &[f32]) -> Result<u32, Error> {
         }
     }
     if !sound {
-        let at = logits.iter().position(|logit| !(*logit < f32::INFINITY)).unwrap_or_default();
+        let at =
+            logits.iter().position(|logit| logit.is_nan() || *logit == f32::INFINITY).unwrap_or_default();
         return invalid(format!("the logit of token {at} is {}", logits[at]));
     }
     if max == f32::NEG_INFINITY {
@@ -270,6 +279,5 @@ fn logprob(logits: &[f32], id: u32, max: f32) -> f32 {
 
 /// log of the sum of e^logit.
 fn log_sum(logits: &[f32], max: f32) -> f64 {
-    let max = f64::from(max);
-    max + logits.iter().map(|&logit| exp(f64::from(logit) - max)).sum::<f64>().ln()
+    f64::from(max) + sum_exp(logits, max, 1.0).ln()
 }

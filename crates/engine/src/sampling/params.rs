@@ -74,9 +74,9 @@ impl SamplingParams {
         check("repetition_penalty", self.repetition_penalty, "above 0", |v| v > 0.0)?;
         check("presence_penalty", self.presence_penalty, "a finite number", |_| true)?;
         check("frequency_penalty", self.frequency_penalty, "a finite number", |_| true)?;
-        for &bias in self.logit_bias.values() {
-            // Minus infinity bans a token, which is a sensible wish.
-            check("logit_bias", bias.max(f32::MIN), "a number, or -infinity to ban a token", |_| !bias.is_nan())?;
+        // Minus infinity bans a token, which is a sensible wish.
+        for &bias in self.logit_bias.values().filter(|bias| **bias != f32::NEG_INFINITY) {
+            check("logit_bias", bias, "a number, or -infinity to ban a token", |_| true)?;
         }
         Ok(())
     }
@@ -90,7 +90,12 @@ impl SamplingParams {
     }
 }
 
-fn check(name: &'static str, value: f32, expected: &'static str, ok: impl Fn(f32) -> bool) -> Result<(), Error> {
+fn check(
+    name: &'static str,
+    value: f32,
+    expected: &'static str,
+    ok: impl Fn(f32) -> bool,
+) -> Result<(), Error> {
     if value.is_finite() && ok(value) {
         Ok(())
     } else {

@@ -133,7 +133,9 @@ fn penalties_by_hand() {
     let logits = [2.0, -2.0, 0.0, 1.0];
     let adjusted = |params: SamplingParams, prompt_len: usize, history: &[u32]| {
         let mut adjusted = logits;
-        Sampler::new(params).unwrap().with_prompt_len(prompt_len).adjust(&mut adjusted, history);
+        let mut sampler = Sampler::new(params).unwrap();
+        sampler.set_prompt_len(prompt_len);
+        sampler.adjust(&mut adjusted, history);
         adjusted
     };
     let repetition = SamplingParams { repetition_penalty: 2.0, ..open() };
@@ -183,7 +185,9 @@ const FIRST_FIVE_OF_SEED_5: [u32; 5] = [369, 737, 215, 90, 176];
 
 #[test]
 fn degenerate_vocabularies() {
-    for params in [SamplingParams::greedy(), open(), SamplingParams { top_k: 5, top_p: 0.5, min_p: 0.5, ..open() }] {
+    for params in
+        [SamplingParams::greedy(), open(), SamplingParams { top_k: 5, top_p: 0.5, min_p: 0.5, ..open() }]
+    {
         assert_eq!(draw(params.clone(), &[-3.0], &[]), 0);
         let mut one = [f32::NEG_INFINITY; 500];
         one[321] = -40.0;

@@ -39,7 +39,10 @@ pub(super) fn length(v: &Value) -> Result<usize, Error> {
     match v.len() {
         Some(len) => Ok(len),
         None if v.is_undefined() => Ok(0),
-        None => Err(Error::new(ErrorKind::InvalidOperation, format!("a value of type {} has no length", v.kind()))),
+        None => Err(Error::new(
+            ErrorKind::InvalidOperation,
+            format!("a value of type {} has no length", v.kind()),
+        )),
     }
 }
 
@@ -51,7 +54,12 @@ pub(super) fn list(v: &Value) -> Result<Vec<Value>, Error> {
 }
 
 /// `default(value, default_value='', boolean=False)`.
-pub(super) fn default(v: &Value, other: Option<Value>, boolean: Option<bool>, kwargs: Kwargs) -> Result<Value, Error> {
+pub(super) fn default(
+    v: &Value,
+    other: Option<Value>,
+    boolean: Option<bool>,
+    kwargs: Kwargs,
+) -> Result<Value, Error> {
     let other = match other {
         Some(other) => other,
         None => kwargs.get::<Option<Value>>("default_value")?.unwrap_or_else(|| Value::from("")),
@@ -65,7 +73,12 @@ pub(super) fn default(v: &Value, other: Option<Value>, boolean: Option<bool>, kw
 }
 
 /// `int(value, default=0, base=10)`: what cannot be converted is the default.
-pub(super) fn int(v: &Value, default: Option<Value>, base: Option<u32>, kwargs: Kwargs) -> Result<Value, Error> {
+pub(super) fn int(
+    v: &Value,
+    default: Option<Value>,
+    base: Option<u32>,
+    kwargs: Kwargs,
+) -> Result<Value, Error> {
     defined(v)?;
     let default = match default {
         Some(default) => default,

@@ -32,7 +32,12 @@ pub(super) fn tojson(json: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, E
     } else {
         match separators.try_iter()?.collect::<Vec<_>>().as_slice() {
             [item, key] => (value::str(item), value::str(key)),
-            _ => return Err(Error::new(ErrorKind::InvalidOperation, "tojson: separators must be two strings")),
+            _ => {
+                return Err(Error::new(
+                    ErrorKind::InvalidOperation,
+                    "tojson: separators must be two strings",
+                ));
+            }
         }
     };
     let mut writer = Writer { out: String::new(), depth: 0, ensure_ascii, indent, item, key, sort_keys };
@@ -67,7 +72,9 @@ impl Writer {
             }
             ValueKind::Map => {
                 let mut pairs = Vec::new();
-                for (key, value) in value.as_object().and_then(|map| map.try_iter_pairs()).into_iter().flatten() {
+                for (key, value) in
+                    value.as_object().and_then(|map| map.try_iter_pairs()).into_iter().flatten()
+                {
                     pairs.push((key_text(&key)?, value));
                 }
                 if self.sort_keys {

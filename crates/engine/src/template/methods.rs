@@ -139,37 +139,27 @@ fn split_on<'a>(text: &'a str, separator: &str, limit: usize, from_right: bool) 
     }
 }
 
+/// Splits at runs of whitespace; what a limit leaves over keeps the whitespace at its far end, as in Python.
 fn split_whitespace(text: &str, limit: usize, from_right: bool) -> Vec<&str> {
     let mut parts = Vec::new();
-    let mut rest = strip(text, None, true, true);
+    let near_end_stripped = |text| strip(text, None, !from_right, from_right);
+    let mut rest = near_end_stripped(text);
     while !rest.is_empty() {
         let cut = if from_right { rest.rfind(is_space) } else { rest.find(is_space) };
-        let Some(at) = cut.filter(|_| parts.len() < limit) else { break };
+        let Some(at) = cut.filter(|_| parts.len() < limit) else {
+            parts.push(rest);
+            break;
+        };
         let after = at + rest[at..].chars().next().map_or(0, char::len_utf8);
-        let (part, more) = if from_right { (&rest[after..], &rest[..at]) } else { (&rest[..at], &rest[after..]) };
+        let (part, more) =
+            if from_right { (&rest[after..], &rest[..at]) } else { (&rest[..at], &rest[after..]) };
         parts.push(part);
-        rest = strip(more, None, !from_right, from_right);
-    }
-    // With a limit, the remainder keeps the whitespace at its far end, as in Python.
-    if !rest.is_empty() {
-        parts.push(match parts.len() {
-            n if n < limit => rest,
-            _ if from_right => &text[..text.len() - (text.len() - end_of(text, rest))],
-            _ => &text[start_of(text, rest)..],
-        });
+        rest = near_end_stripped(more);
     }
     if from_right {
         parts.reverse();
     }
     parts
-}
-
-fn start_of(text: &str, part: &str) -> usize {
-    part.as_ptr() as usize - text.as_ptr() as usize
-}
-
-fn end_of(text: &str, part: &str) -> usize {
-    start_of(text, part) + part.len()
 }
 
 fn split_lines(text: &str, keep: bool) -> Vec<&str> {

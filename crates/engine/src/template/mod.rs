@@ -83,13 +83,16 @@ impl ChatTemplate {
     }
 
     /// Of several variables with one name, the last counts.
-    fn render_context<'a>(&self, context: impl IntoIterator<Item = (&'a str, Value)>) -> Result<String, Error> {
-        self.env.get_template(NAME).and_then(|template| template.render(Value::from_pairs(context))).map_err(|e| {
-            match raised(&e) {
+    fn render_context<'a>(
+        &self,
+        context: impl IntoIterator<Item = (&'a str, Value)>,
+    ) -> Result<String, Error> {
+        self.env.get_template(NAME).and_then(|template| template.render(Value::from_pairs(context))).map_err(
+            |e| match raised(&e) {
                 Some(message) => Error::TemplateRaised { message },
                 None => Error::TemplateRender { line: e.line(), message: e.to_string() },
-            }
-        })
+            },
+        )
     }
 }
 

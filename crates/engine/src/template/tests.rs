@@ -21,11 +21,15 @@ fn difference(case: &Json, source: &str, now: &str) -> Option<String> {
     let same = match (&got, case["text"].as_str()) {
         (Ok(text), Some(expected)) => text == expected,
         // Python's own error messages are not repeated word for word, but a template's are.
-        (Err(Error::TemplateRaised { message }), None) => case["raised"] == true && case["error"] == message.as_str(),
+        (Err(Error::TemplateRaised { message }), None) => {
+            case["raised"] == true && case["error"] == message.as_str()
+        }
         (Err(_), None) => case["raised"] != true,
         _ => false,
     };
-    (!same).then(|| format!("{}\n  expected {}{}\n  got      {got:?}", case["name"], case["text"], case["error"]))
+    (!same).then(|| {
+        format!("{}\n  expected {}{}\n  got      {got:?}", case["name"], case["text"], case["error"])
+    })
 }
 
 fn check(cases: &[Json], now: &str, source: impl Fn(&Json) -> String) {
@@ -36,6 +40,52 @@ fn check(cases: &[Json], now: &str, source: impl Fn(&Json) -> String) {
 
 fn repository() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+}
+
+#[test]
+fn the_input_reaches_the_template() {
+    let template = ChatTemplate::new(
+        "{{ bos_token }}{% for m in messages %}{{ m.role }}={{ m.content }};{% endfor %}{{ tools }}{{ documents }}\
+         {{ add_generation_prompt }}{{ eos_token }}{{ enable_thinking is false }}{{ budget + 1 }}",
+    )
+    .unwrap();
+    let mut input = TemplateInput {
+        messages: vec![serde_json::json!({"role": "user", "content": "<hi> & 'ho'"})],
+        tools: Some(vec![serde_json::json!({"name": "f"})]),
+        add_generation_prompt: true,
+        bos_token: Some("<s>".into()),
+        eos_token: Some("</s>".into()),
+        extra: serde_json::from_str(r#"{"enable_thinking": false, "budget": 7}"#).unwrap(),
+    };
+    assert_eq!(template.render(&input).unwrap(), "<s>user=<hi> & 'ho';[{'name': 'f'}]NoneTrue</s>True8");
+    input.tools = None;
+    input.bos_token = None;
+    input.extra.insert("eos_token".into(), "other".into());
+    assert_eq!(template.render(&input).unwrap(), "user=<hi> & 'ho';NoneNoneTrueotherTrue8");
+}
+
+#[test]
+fn errors_say_where() {
+    match ChatTemplate::new("a\n{% if %}") {
+        Err(Error::TemplateSyntax { line, .. }) => assert_eq!(line, Some(2)),
+        other => panic!("{other:?}"),
+    }
+    match ChatTemplate::new("a\n\n{{ messages + 1 }}").unwrap().render(&TemplateInput::default()) {
+        Err(Error::TemplateRender { line, .. }) => assert_eq!(line, Some(3)),
+        other => panic!("{other:?}"),
+    }
+    match ChatTemplate::new("{% macro m() %}{{ raise_exception('No.') }}{% endmacro %}{{ m() }}")
+        .unwrap()
+        .render(&TemplateInput::default())
+    {
+        Err(Error::TemplateRaised { message }) => assert_eq!(message, "No."),
+        other => panic!("{other:?}"),
+    }
+    // The clock of the machine; only that it gives a year at all.
+    let year =
+        ChatTemplate::new("{{ strftime_now('%Y') }}").unwrap().render(&TemplateInput::default()).unwrap();
+    assert!(year.parse::<u32>().unwrap() > 2000);
+    assert!(ChatTemplate::new("{{ strftime_now('%') }}").unwrap().render(&TemplateInput::default()).is_err());
 }
 
 #[test]
@@ -55,8 +105,13 @@ fn published_templates_render_as_in_python() {
 fn single_features_render_as_in_python() {
     let expected = read_json(&repository().join("fixtures/templates/expected.json"));
     // JSON integers beyond 64 bits are floats in serde_json; the case holds one.
-    let cases: Vec<Json> =
-        expected["inline"].as_array().unwrap().iter().filter(|c| c["name"] != "tojson numbers").cloned().collect();
+    let cases: Vec<Json> = expected["inline"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|c| c["name"] != "tojson numbers")
+        .cloned()
+        .collect();
     check(&cases, expected["now"].as_str().unwrap(), |case| case["source"].as_str().unwrap().to_string());
 }
 

@@ -61,7 +61,10 @@ impl TemplateSources {
             Some(Json::String(source)) => vec![("default".into(), source.clone())],
             Some(Json::Array(list)) => (list.iter())
                 .filter_map(|entry| {
-                    Some((entry.get("name")?.as_str()?.to_string(), entry.get("template")?.as_str()?.to_string()))
+                    Some((
+                        entry.get("name")?.as_str()?.to_string(),
+                        entry.get("template")?.as_str()?.to_string(),
+                    ))
                 })
                 .collect(),
             _ => Vec::new(),
@@ -70,7 +73,8 @@ impl TemplateSources {
 
     /// The source to use; models with a template of its own for tools call it "tool_use".
     pub(super) fn choose(&self, with_tools: bool) -> Option<&str> {
-        let find = |wanted: &str| self.0.iter().find(|(name, _)| name == wanted).map(|(_, source)| source.as_str());
+        let find =
+            |wanted: &str| self.0.iter().find(|(name, _)| name == wanted).map(|(_, source)| source.as_str());
         with_tools.then(|| find("tool_use")).flatten().or_else(|| find("default"))
     }
 }

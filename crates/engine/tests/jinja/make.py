@@ -36,7 +36,7 @@ TEMPLATES = """
 {{ s.strip() }}|{{ s.lstrip() }}|{{ s.rstrip() }}|{{ s.strip(' dH') }}|{{ s.strip(None) }}
 {{ 'xxaxbxx'.strip('x') }}|{{ 'xxaxbxx'.lstrip('x') }}|{{ 'xxaxbxx'.rstrip('x') }}|{{ 'abc'.strip('cba') }}|
 {{ words.split() }}|{{ words.split(None, 1) }}|{{ words.split(' ') }}|{{ words.split(' ', 1) }}|{{ words.split(maxsplit=2) }}
-{{ ' a  b c '.split(None, 1) }}|{{ ' a  b c '.rsplit(None, 1) }}|{{ '  '.split() }}|{{ ''.split() }}|{{ ''.split(',') }}
+{{ ' a b '.split(None, 1) }}|{{ ' a b '.split(None, 0) }}|{{ ' a b '.rsplit(None, 0) }}|{{ ' a b '.rsplit() }}|{{ ' a  b c '.split(None, 1) }}|{{ ' a  b c '.rsplit(None, 1) }}|{{ '  '.split() }}|{{ ''.split() }}|{{ ''.split(',') }}
 {{ csv.split(',') }}|{{ csv.split(',', 1)[1] }}|{{ csv.rsplit(',', 1) }}|{{ csv.split(',')[-1] }}|{{ csv.split(sep=',', maxsplit=1) }}
 {{ lines.splitlines() }}|{{ lines.splitlines(true) }}|{{ lines.splitlines(keepends=True) }}
 {{ csv.partition(',') }}|{{ csv.rpartition(',') }}|{{ csv.partition('z') }}|{{ csv.rpartition('z') }}

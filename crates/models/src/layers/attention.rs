@@ -49,7 +49,9 @@ impl AttentionConfig {
         let Self { heads, kv_heads, head_dim, gated, rope, .. } = self;
         let gate = if *gated { ", output gate" } else { "" };
         let rotated = rope.rotary_dim();
-        let text = format!("{layers} layers, {heads} query and {kv_heads} key-value heads of {head_dim}, {rotated} rotated{gate}");
+        let text = format!(
+            "{layers} layers, {heads} query and {kv_heads} key-value heads of {head_dim}, {rotated} rotated{gate}"
+        );
         ("attention".into(), text)
     }
 }

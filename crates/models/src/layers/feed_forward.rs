@@ -65,7 +65,10 @@ impl MoeConfig {
         }
         let top_k = fields.size("num_experts_per_tok")?;
         if top_k > experts {
-            return Err(problem("num_experts_per_tok", format!("is {top_k}, more than num_experts = {experts}")));
+            return Err(problem(
+                "num_experts_per_tok",
+                format!("is {top_k}, more than num_experts = {experts}"),
+            ));
         }
         let layers = match every_layer {
             true => SparseLayers { step: 1, dense: Vec::new() },
@@ -158,7 +161,12 @@ pub(crate) enum FeedForward<B: Backend> {
 
 impl<B: Backend> FeedForward<B> {
     /// Experts where `moe` is given, else a dense unit of the config's `intermediate_size`.
-    pub fn load(loader: &Loader<'_, B>, fields: Fields<'_>, hidden: usize, moe: Option<&MoeConfig>) -> Result<Self> {
+    pub fn load(
+        loader: &Loader<'_, B>,
+        fields: Fields<'_>,
+        hidden: usize,
+        moe: Option<&MoeConfig>,
+    ) -> Result<Self> {
         Ok(match moe {
             Some(moe) => FeedForward::Sparse(Moe::load(loader, moe)?),
             None => FeedForward::Dense(Mlp::load(loader, hidden, fields.size("intermediate_size")?)?),

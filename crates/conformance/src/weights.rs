@@ -1,0 +1,179 @@
+//! Random weights in every stored format, each with its values decoded independently of the reader under test.
+
+use std::ops::Range;
+
+use checkpoint::{Bytes, Float, Format, Weight, quantize_affine};
+
+use crate::formulas::decode;
+use crate::host::{Host, Rows};
+use crate::random::Rng;
+
+/// A weight as stored, and what it means.
+#[derive(Clone)]
+pub struct Sample {
+    /// As stored.
+    pub weight: Weight,
+    /// The values, in f64, of every matrix of the stack.
+    pub matrices: Vec<Rows>,
+    /// The linear layer's bias.
+    pub bias: Option<Vec<f64>>,
+}
+
+/// What kind of weight to make.
+#[derive(Clone, Copy)]
+pub struct Recipe {
+    format: Format,
+    count: usize,
+    rows: usize,
+    cols: usize,
+    bias: bool,
+    shift: usize,
+}
+
+/// Plain floats.
+pub const F32: Format = Format::Plain(Float::F32);
+/// Plain floats.
+pub const F16: Format = Format::Plain(Float::F16);
+/// Plain floats.
+pub const BF16: Format = Format::Plain(Float::Bf16);
+/// What most checkpoints use.
+pub const Q4: Format = affine(4, 64, Float::Bf16);
+
+/// An affine format.
+pub const fn affine(bits: u32, group: usize, scale: Float) -> Format {
+    Format::Affine { bits, group, scale }
+}
+
+/// Every format there is.
+pub fn formats() -> Vec<Format> {
+    let floats = [Float::F32, Float::F16, Float::Bf16];
+    let mut formats: Vec<Format> = floats.map(Format::Plain).to_vec();
+    for bits in [2, 3, 4, 5, 6, 8] {
+        for group in [32, 64, 128] {
+            formats.extend(floats.map(|scale| affine(bits, group, scale)));
+        }
+    }
+    formats
+}
+
+/// A format in a case's name.
+pub fn format_name(format: Format) -> String {
+    match format {
+        Format::Plain(float) => format!("{float:?}").to_lowercase(),
+        Format::Affine { bits, group, scale } => format!("q{bits}g{group}{scale:?}").to_lowercase(),
+    }
+}
+
+impl Recipe {
+    /// One matrix `[rows, cols]`.
+    pub fn new(format: Format, rows: usize, cols: usize) -> Recipe {
+        Recipe { format, count: 1, rows, cols, bias: false, shift: 0 }
+    }
+
+    /// A stack of `count` matrices.
+    pub fn stack(self, count: usize) -> Recipe {
+        Recipe { count, ..self }
+    }
+
+    /// With the bias of a linear layer.
+    pub fn bias(self) -> Recipe {
+        Recipe { bias: true, ..self }
+    }
+
+    /// Every plane starts at an odd address.
+    pub fn unaligned(self) -> Recipe {
+        Recipe { shift: 1, ..self }
+    }
+
+    /// Random codes under random scales and biases, or random floats.
+    pub fn build(self, rng: &mut Rng) -> Sample {
+        let Recipe { count, rows, cols, .. } = self;
+        let size = 1.0 / (cols as f32).sqrt();
+        match self.format {
+            Format::Plain(float) => {
+                let values: Vec<f32> = (0..count * rows * cols).map(|_| rng.normal() * size).collect();
+                self.plain(float, &encode(float, &values), rng)
+            }
+            Format::Affine { bits, group, scale } => {
+                let codes = rng.bytes(count * rows * cols / 8 * bits as usize);
+                let steps = (1u32 << bits) as f32;
+                let (mut scales, mut biases) = (Vec::new(), Vec::new());
+                for _ in 0..count * rows * cols / group {
+                    let s = size * rng.uniform(1.0, 6.0) / steps * if rng.below(4) == 0 { -1.0 } else { 1.0 };
+                    scales.push(s);
+                    biases.push(-s * steps / 2.0 + size * rng.normal());
+                }
+                self.affine(&codes, &encode(scale, &scales), &encode(scale, &biases), rng)
+            }
+        }
+    }
+
+    /// Random floats with outliers, quantised as a converter does it.
+    ///
+    /// # Panics
+    /// If the format is a plain one.
+    pub fn quantise(self, rng: &mut Rng) -> Sample {
+        let Format::Affine { bits, group, scale } = self.format else { panic!("a plain format") };
+        let size = 1.0 / (self.cols as f32).sqrt();
+        let values = rng.values(self.count * self.rows, self.cols).scaled(size);
+        let q = quantize_affine(&values.values, self.cols, bits, group);
+        self.affine(&q.codes, &encode(scale, &q.scales), &encode(scale, &q.biases), rng)
+    }
+
+    fn plain(self, float: Float, data: &[u8], rng: &mut Rng) -> Sample {
+        let Recipe { count, rows, cols, .. } = self;
+        let weight = Weight::plain("w", count, rows, cols, float, self.bytes(data)).expect("sizes fit");
+        let values = (0..count * rows * cols).map(|i| decode::float(float, data, i)).collect();
+        self.finish(weight, values, rng)
+    }
+
+    fn affine(self, codes: &[u8], scales: &[u8], biases: &[u8], rng: &mut Rng) -> Sample {
+        let Recipe { count, rows, cols, .. } = self;
+        let Format::Affine { bits, group, scale } = self.format else {
+            unreachable!("built from this format")
+        };
+        let planes = [codes, scales, biases].map(|plane| self.bytes(plane));
+        let [data, s, b] = planes;
+        let weight =
+            Weight::affine("w", count, rows, cols, bits, group, scale, data, s, b).expect("sizes fit");
+        let values = decode::affine(codes, scales, biases, bits as usize, group, scale);
+        self.finish(weight, values, rng)
+    }
+
+    fn finish(self, mut weight: Weight, values: Vec<f64>, rng: &mut Rng) -> Sample {
+        let rows: Rows = values.chunks_exact(self.cols).map(<[f64]>::to_vec).collect();
+        let matrices = rows.chunks_exact(self.rows).map(<[Vec<f64>]>::to_vec).collect();
+        if self.bias {
+            weight.bias = Some(Host::from_fn(self.count, self.rows, |_, _| rng.normal()).values);
+        }
+        let bias = weight.bias.as_ref().map(|b| b.iter().map(|v| f64::from(*v)).collect());
+        Sample { weight, matrices, bias }
+    }
+
+    fn bytes(self, data: &[u8]) -> Bytes {
+        let all = [&vec![0xa5; self.shift], data, &vec![0x5a; self.shift]].concat();
+        Bytes::from_vec(all).slice(self.shift..self.shift + data.len())
+    }
+}
+
+impl Sample {
+    /// The same rows of every matrix, sharing the bytes: halves of a fused weight.
+    pub fn row_range(&self, range: Range<usize>) -> Sample {
+        let rows = self.weight.rows;
+        let bias = self.bias.as_ref();
+        Sample {
+            weight: self.weight.row_range(range.clone()),
+            matrices: self.matrices.iter().map(|m| m[range.clone()].to_vec()).collect(),
+            bias: bias.map(|b| b.chunks_exact(rows).flat_map(|b| b[range.clone()].to_vec()).collect()),
+        }
+    }
+}
+
+fn encode(float: Float, values: &[f32]) -> Vec<u8> {
+    let one = |v: &f32| match float {
+        Float::F32 => v.to_le_bytes().to_vec(),
+        Float::F16 => half::f16::from_f32(*v).to_le_bytes().to_vec(),
+        Float::Bf16 => half::bf16::from_f32(*v).to_le_bytes().to_vec(),
+    };
+    values.iter().flat_map(one).collect()
+}

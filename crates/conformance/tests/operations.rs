@@ -1,0 +1,134 @@
+//! Every operation on the CPU, with one thread and with several.
+
+use std::collections::BTreeSet;
+
+use conformance::cases::{AT_ONCE, CHUNKS};
+use conformance::{Expected, Outcome, all, run_all};
+use cpu::{Cpu, Options};
+
+fn cpu(threads: usize) -> Cpu {
+    Cpu::new(Options { threads: Some(threads), ..Options::default() }).unwrap()
+}
+
+fn report(outcomes: &[Outcome]) {
+    let failures: Vec<String> =
+        outcomes.iter().filter_map(|o| o.failure.as_ref()).map(|f| format!("  {f}")).collect();
+    let worst = |o: &&Outcome| if o.bound.l2 > 0.0 { o.l2 / o.bound.l2 } else { 0.0 };
+    let nearest = outcomes.iter().max_by(|a, b| worst(a).total_cmp(&worst(b))).unwrap();
+    println!(
+        "{} cases, {} failed; nearest to its bound: {} with {:.2e} of {:.2e}",
+        outcomes.len(),
+        failures.len(),
+        nearest.name,
+        nearest.l2,
+        nearest.bound.l2
+    );
+    assert!(
+        failures.is_empty(),
+        "{} of {} cases failed:\n{}",
+        failures.len(),
+        outcomes.len(),
+        failures.join("\n")
+    );
+}
+
+#[test]
+fn one_thread() {
+    report(&run_all(&cpu(1), None));
+}
+
+#[test]
+fn three_threads() {
+    report(&run_all(&cpu(3), None));
+}
+
+#[test]
+fn threads_do_not_change_a_bit() {
+    let (one, two) = (cpu(1), cpu(2));
+    for case in all::<Cpu>() {
+        let run = |b: &Cpu| std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| case.outputs(b)));
+        let (Ok(Ok(a)), Ok(Ok(b))) = (run(&one), run(&two)) else { continue };
+        assert_eq!(a.len(), b.len(), "{}", case.name);
+        for (a, b) in a.iter().zip(&b) {
+            let same = a.values.iter().map(|v| v.to_bits()).eq(b.values.iter().map(|v| v.to_bits()));
+            assert!(same, "{}: {}: one thread and two differ", case.name, a.label);
+        }
+    }
+}
+
+#[test]
+fn chunks_do_not_change_a_bit() {
+    let b = cpu(2);
+    let mut compared = 0;
+    for case in all::<Cpu>() {
+        let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| case.outputs(&b)));
+        let Ok(Ok(outputs)) = run else { continue };
+        let Some(whole) = outputs.iter().find(|o| o.label == AT_ONCE) else { continue };
+        for part in outputs.iter().filter(|o| o.label.starts_with(CHUNKS)) {
+            let same = whole.values.iter().map(|v| v.to_bits()).eq(part.values.iter().map(|v| v.to_bits()));
+            assert!(same, "{}: {} differ from all at once", case.name, part.label);
+            compared += 1;
+        }
+    }
+    assert!(compared > 100, "only {compared} comparisons");
+}
+
+/// Names are unique (they seed the inputs and choose cases), and every operation of the trait has cases, among them
+/// one that must be refused.
+#[test]
+fn every_operation_has_cases() {
+    let names: Vec<String> = all::<Cpu>().into_iter().map(|c| c.name).collect();
+    let unique: BTreeSet<&String> = names.iter().collect();
+    assert_eq!(unique.len(), names.len(), "two cases have one name");
+
+    let source = include_str!("../../backend/src/operations.rs");
+    let operations = source.lines().filter_map(|line| line.trim().strip_prefix("fn ")).map(|rest| {
+        let end = rest.find(['(', '<']).unwrap();
+        &rest[..end]
+    });
+    // These are part of every other case.
+    let implied = ["description", "free_memory", "prepare_batch", "read", "read_routes"];
+    // These take nothing that can be wrong, or are refused by what they are composed of.
+    let always = [
+        "soft_cap",
+        "rope_table",
+        "gated_delta",
+        "kv_truncate",
+        "kv_save",
+        "recurrent_clone",
+        "recurrent_save",
+    ];
+    let images = ["kv_load", "recurrent_load"];
+    for operation in operations.filter(|o| !implied.contains(o)) {
+        let of = |text: &str| names.iter().any(|n| n.starts_with(&format!("{operation}/{text}")));
+        assert!(of(""), "no case for `{operation}`");
+        let refusal = always.contains(&operation) || images.contains(&operation) && of("images that lie");
+        assert!(refusal || of("refused: "), "no wrong input for `{operation}`");
+    }
+}
+
+/// The judge itself: a value off by more than the bound, a missing one, a NaN and an oracle of zeros are all failures.
+#[test]
+fn a_wrong_output_fails() {
+    use conformance::{Bound, Case, Output};
+    let b = cpu(1);
+    let good = [1.0f32, -2.0, 3.0, 0.5];
+    let judged = |values: Vec<f32>, expected: Vec<f64>| {
+        let case = Case::<Cpu>::new("judge", "test", Bound::l2(1e-6), move |_, _| {
+            let output = Output::close("y", values.clone(), &Vec::new());
+            Ok(vec![Output { expected: Expected::Close(expected.clone()), ..output }])
+        });
+        case.check(&b).failure.map(|f| f.to_string())
+    };
+    let wide: Vec<f64> = good.map(f64::from).to_vec();
+    assert_eq!(judged(good.to_vec(), wide.clone()), None);
+    let text = judged(vec![1.0, -2.0, 3.001, 0.5], wide.clone()).unwrap();
+    assert!(
+        text.starts_with("judge/test: y: relative L2 error 2.6") && text.contains("(bound 1.00e-6)"),
+        "{text}"
+    );
+    assert!(judged(good[..3].to_vec(), wide.clone()).is_some());
+    assert!(judged(vec![1.0, -2.0, f32::NAN, 0.5], wide).is_some());
+    assert!(judged(vec![0.0; 4], vec![0.0; 4]).is_some());
+    assert!(judged(vec![7.0; 4], vec![7.0; 4]).is_some());
+}

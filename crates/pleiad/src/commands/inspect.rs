@@ -1,0 +1,143 @@
+//! `pleiad inspect`: what a model is, and what it takes to run it here.
+
+use std::collections::BTreeMap;
+use std::io::{Write, stdout};
+use std::process::ExitCode;
+
+use backend::{Backend, CacheFloat};
+use checkpoint::{Checkpoint, Dtype};
+use clap::Args;
+use cpu::Cpu;
+use engine::{Engine, bytes};
+
+use crate::error::Error;
+use crate::options::ModelArgs;
+
+/// Arguments of `pleiad inspect`.
+#[derive(Args)]
+pub struct InspectArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+}
+
+/// Lines of `name  text`, aligned.
+struct Table(Vec<(String, String)>);
+
+impl Table {
+    fn row(&mut self, name: impl Into<String>, text: impl Into<String>) {
+        self.0.push((name.into(), text.into()));
+    }
+
+    fn print(&self) -> std::io::Result<()> {
+        let width = self.0.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+        let mut out = stdout().lock();
+        self.0.iter().try_for_each(|(name, text)| writeln!(out, "{name:width$}  {text}"))
+    }
+}
+
+/// How a tensor is stored, for people; the scales and biases of a quantised one count with it.
+fn stored_as(checkpoint: &Checkpoint, name: &str) -> Result<String, Error> {
+    let path = ["weight", "scales", "biases"].iter().find_map(|part| name.strip_suffix(&format!(".{part}")));
+    if let Some(path) = path.filter(|path| checkpoint.contains(&format!("{path}.scales"))) {
+        let last = |part: &str| {
+            Ok::<_, Error>(checkpoint.tensor(&format!("{path}.{part}"))?.shape.last().copied().unwrap_or(0))
+        };
+        let (words, groups) = (last("weight")?, last("scales")?);
+        if let Some(spec) = checkpoint.config().quantization().for_path(path) {
+            // The shapes know the width also where the config names only the default.
+            let bits = (words * 32).checked_div(groups * spec.group).unwrap_or(0);
+            return Ok(format!("{bits}-bit {}, groups of {}", spec.mode.name(), spec.group));
+        }
+    }
+    Ok(match checkpoint.tensor(name)?.dtype {
+        Dtype::BF16 => "bf16".into(),
+        other => other.to_string().to_lowercase(),
+    })
+}
+
+fn describe_weights(checkpoint: &Checkpoint, table: &mut Table) -> Result<(), Error> {
+    let mut kinds: BTreeMap<String, (usize, u64)> = BTreeMap::new();
+    for name in checkpoint.names() {
+        let kind = kinds.entry(stored_as(checkpoint, name)?).or_default();
+        let is_part = name.ends_with(".scales") || name.ends_with(".biases");
+        kind.0 += usize::from(!is_part);
+        kind.1 += checkpoint.tensor(name)?.bytes.len() as u64;
+    }
+    table.row("weights", bytes(checkpoint.total_bytes()));
+    for (kind, (count, size)) in kinds {
+        table.row("", format!("{:>7}  {kind}, {count} tensors", bytes(size)));
+    }
+    Ok(())
+}
+
+/// Tensors the model does not use, by the first part of their names.
+fn describe_unused(unused: &[String], table: &mut Table) {
+    if unused.is_empty() {
+        return table.row("unused", "no tensor");
+    }
+    let mut branches: BTreeMap<&str, usize> = BTreeMap::new();
+    for name in unused {
+        let branch = name.strip_prefix("language_model.").unwrap_or(name);
+        *branches.entry(branch.split('.').next().unwrap_or(branch)).or_default() += 1;
+    }
+    let known = |branch: &str| match branch {
+        "vision_tower" | "visual" => " (images: Pleiad reads text)",
+        "mtp" => " (drafting head)",
+        _ => "",
+    };
+    let list: Vec<String> =
+        branches.iter().map(|(branch, n)| format!("{branch}.*: {n}{}", known(branch))).collect();
+    table.row("unused", format!("{} tensors: {}", unused.len(), list.join(", ")));
+    for name in unused.iter().take(8) {
+        table.row("", name);
+    }
+    if unused.len() > 8 {
+        table.row("", format!("and {} more", unused.len() - 8));
+    }
+}
+
+fn describe_running(engine: &Engine<Cpu>, table: &mut Table) {
+    let float = match engine.cache() {
+        CacheFloat::F16 => "f16",
+        CacheFloat::F32 => "f32",
+    };
+    let fixed = engine.state_bytes(0);
+    let per_token = engine.state_bytes(1) - fixed;
+    let fixed = if fixed == 0 { String::new() } else { format!(" and {} of recurrent state", bytes(fixed)) };
+    table.row("caches", format!("{} per token in {float}{fixed}, for each sequence", bytes(per_token)));
+    let context = engine.context();
+    table.row(
+        "here",
+        format!("a context of {context} tokens, with {} of caches", bytes(engine.state_bytes(context))),
+    );
+    let machine = engine.model().backend();
+    let free =
+        machine.free_memory().map_or(String::new(), |free| format!("; {} of memory free", bytes(free)));
+    table.row("machine", format!("{}{free}", machine.description()));
+}
+
+pub fn run(args: &InspectArgs) -> Result<ExitCode, Error> {
+    let checkpoint = Checkpoint::open(args.model.folder())?;
+    let mut table = Table(Vec::new());
+    table.row("model", args.model.folder().display().to_string());
+    table.row("family", checkpoint.config().model_type()?);
+    let engine = match args.model.engine(&checkpoint) {
+        Ok(engine) => engine,
+        Err(error) => {
+            // What can be said of a model that does not run is still worth saying.
+            describe_weights(&checkpoint, &mut table)?;
+            table.print()?;
+            return Err(error);
+        }
+    };
+    let summary = engine.model().summary();
+    let context = summary.context.map_or(String::new(), |n| format!(", context {n}"));
+    table.row("shape", format!("hidden size {}, vocabulary {}{context}", summary.hidden, summary.vocabulary));
+    summary.parts.iter().for_each(|(name, text)| table.row(name, text));
+    let unused = checkpoint.unused();
+    describe_weights(&checkpoint, &mut table)?;
+    describe_unused(&unused, &mut table);
+    describe_running(&engine, &mut table);
+    table.print()?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,34 @@
+//! `pleiad logits`: raw logits to a safetensors file.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use checkpoint::{Dtype, TensorSpec, write_file};
+use clap::Args;
+
+use crate::error::Error;
+use crate::options::{ModelArgs, parse_ids};
+
+/// Arguments of `pleiad logits`.
+#[derive(Args)]
+pub struct LogitsArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// Token ids, separated by commas
+    #[arg(long, value_name = "IDS", required = true, value_parser = parse_ids)]
+    ids: std::vec::Vec<u32>,
+
+    /// The file to write: `logits`, f32 [ids, vocabulary]
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+}
+
+pub fn run(args: &LogitsArgs) -> Result<ExitCode, Error> {
+    let engine = args.model.open()?;
+    let logits = engine.logits(&args.ids)?;
+    let bytes: Vec<u8> = logits.iter().flat_map(|v| v.to_le_bytes()).collect();
+    let shape = vec![args.ids.len(), engine.model().summary().vocabulary];
+    write_file(&args.out, &[(TensorSpec { name: "logits".into(), dtype: Dtype::F32, shape }, &bytes)])?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,5 @@
+//! One file per command.
+
+pub mod inspect;
+pub mod logits;
+pub mod run;

@@ -1,0 +1,353 @@
+//! `pleiad run`: one answer, or a chat.
+
+use std::io::{IsTerminal, Read, Write, stdin, stdout};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use backend::Backend;
+use checkpoint::Checkpoint;
+use clap::Args;
+use cpu::Cpu;
+use engine::{
+    Engine, Flow, Sampler, SamplingParams, Sequence, Task, TemplateInput, Tokenizer, bytes, common_prefix,
+};
+use rustyline::error::ReadlineError;
+use serde_json::{Value, json};
+
+use crate::error::Error;
+use crate::options::{ModelArgs, parse_ids};
+use crate::talk::{Talk, summary};
+use crate::terminal;
+
+/// Tokens of a run over ids when none are asked for.
+const DEFAULT_IDS: usize = 256;
+
+/// Arguments of `pleiad run`.
+#[derive(Args)]
+pub struct RunArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// What to answer; `-` reads it from the standard input. Without it: a chat, or the standard input when that is not
+    /// a terminal
+    prompt: Option<String>,
+
+    /// Continue these token ids, separated by commas, instead of text; needs no tokenizer, and end tokens do not stop it
+    #[arg(long, value_name = "IDS", value_parser = parse_ids, conflicts_with_all = ["prompt", "system", "raw"])]
+    ids: Option<std::vec::Vec<u32>>,
+
+    /// With --ids: print the generated ids on one line
+    #[arg(long, requires = "ids")]
+    print_ids: bool,
+
+    /// Instructions for the whole conversation
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+
+    /// Continue the prompt as plain text, without the chat template
+    #[arg(long, conflicts_with = "system")]
+    raw: bool,
+
+    /// Ask a model that can think to answer at once
+    #[arg(long)]
+    no_think: bool,
+
+    /// Stop after so many tokens
+    #[arg(long, value_name = "N")]
+    max_tokens: Option<usize>,
+
+    /// Stop at this text; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
+
+    /// Keep what was computed in this file, so that a prompt that begins the same way starts sooner the next time
+    #[arg(long, value_name = "FILE")]
+    state: Option<PathBuf>,
+
+    /// No notes on the standard error stream
+    #[arg(long, short)]
+    quiet: bool,
+
+    #[command(flatten)]
+    sampling: SamplingArgs,
+}
+
+/// How tokens are chosen. What is not given follows the model's own recommendation.
+#[derive(Args)]
+#[command(next_help_heading = "Sampling")]
+struct SamplingArgs {
+    /// Always the most probable token
+    #[arg(long, conflicts_with = "temperature")]
+    greedy: bool,
+
+    /// 0: always the most probable token; above: more variety
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    temperature: Option<f32>,
+
+    /// Choose among so many tokens; 0: all
+    #[arg(long, value_name = "K")]
+    top_k: Option<usize>,
+
+    /// Choose among the fewest tokens with this probability together
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    top_p: Option<f32>,
+
+    /// Choose among tokens at least this probable, relative to the best
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    min_p: Option<f32>,
+
+    /// Above 1: avoid tokens of the text so far
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    repetition_penalty: Option<f32>,
+
+    /// Above 0: avoid tokens of the answer so far
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    presence_penalty: Option<f32>,
+
+    /// Above 0: avoid them the more, the more often they came
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    frequency_penalty: Option<f32>,
+
+    /// The same seed gives the same answer
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+}
+
+impl SamplingArgs {
+    /// The recommendation, overruled by what was given.
+    fn sampler(&self, mut params: SamplingParams) -> Result<Sampler, Error> {
+        fn set<T: Copy>(value: Option<T>, param: &mut T) {
+            *param = value.unwrap_or(*param);
+        }
+        set(self.temperature, &mut params.temperature);
+        set(self.top_k, &mut params.top_k);
+        set(self.top_p, &mut params.top_p);
+        set(self.min_p, &mut params.min_p);
+        set(self.repetition_penalty, &mut params.repetition_penalty);
+        set(self.presence_penalty, &mut params.presence_penalty);
+        set(self.frequency_penalty, &mut params.frequency_penalty);
+        params.seed = self.seed;
+        if self.greedy {
+            params.temperature = 0.0;
+        }
+        Ok(Sampler::new(params)?)
+    }
+}
+
+impl RunArgs {
+    fn note(&self, text: &str) {
+        if !self.quiet {
+            eprintln!("{text}");
+        }
+    }
+
+    /// The sequence of the state file, or an empty one.
+    fn sequence<B: Backend>(&self, engine: &Engine<B>) -> Result<Sequence<B>, Error> {
+        match &self.state {
+            Some(path) if path.exists() => {
+                let sequence = engine.load(path)?;
+                self.note(&format!("[{} tokens from {}]", sequence.tokens().len(), path.display()));
+                Ok(sequence)
+            }
+            _ => Ok(engine.sequence()?),
+        }
+    }
+
+    fn save<B: Backend>(&self, engine: &Engine<B>, sequence: &Sequence<B>) -> Result<(), Error> {
+        match &self.state {
+            Some(path) => Ok(engine.save(sequence, path)?),
+            None => Ok(()),
+        }
+    }
+
+    /// The prompt, wherever it comes from; `None` for a chat.
+    fn text(&self) -> Result<Option<String>, Error> {
+        let piped = self.prompt.is_none() && !stdin().is_terminal();
+        if self.prompt.as_deref() != Some("-") && !piped {
+            return Ok(self.prompt.clone());
+        }
+        let mut text = String::new();
+        stdin()
+            .read_to_string(&mut text)
+            .map_err(|e| Error::Usage(format!("cannot read the prompt: {e}")))?;
+        Ok(Some(text))
+    }
+}
+
+pub fn run(args: &RunArgs) -> Result<ExitCode, Error> {
+    let checkpoint = Checkpoint::open(args.model.folder())?;
+    // Before the weights: a prompt without a tokenizer fails at once.
+    let tokenizer = if args.ids.is_none() { Some(Tokenizer::open(args.model.folder())?) } else { None };
+    let engine = args.model.engine(&checkpoint)?;
+    args.note(&format!(
+        "[{}, {}, {}]",
+        engine.model().summary().family,
+        bytes(checkpoint.total_bytes()),
+        engine.model().backend().description()
+    ));
+    terminal::catch_interrupts();
+    match (tokenizer, &args.ids) {
+        (Some(tokenizer), _) => talk(args, engine, tokenizer),
+        (None, ids) => continue_ids(args, &engine, ids.as_deref().unwrap_or(&[])),
+    }
+}
+
+/// Ids in, ids (or, with a tokenizer, text) out.
+fn continue_ids(args: &RunArgs, engine: &Engine<Cpu>, ids: &[u32]) -> Result<ExitCode, Error> {
+    let mut sequence = args.sequence(engine)?;
+    let mut sampler = args.sampling.sampler(SamplingParams::default())?;
+    let task = Task {
+        prompt: ids,
+        stable: 0,
+        max_tokens: Some(args.max_tokens.unwrap_or(DEFAULT_IDS)),
+        end_ids: &[],
+    };
+    let watch = |_| if terminal::interrupted() { Flow::Stop } else { Flow::Continue };
+    let generated = engine.generate(&mut sequence, &task, &mut sampler, watch)?;
+    let text = match Tokenizer::open(args.model.folder()) {
+        Ok(tokenizer) if !args.print_ids => tokenizer.decode(&generated.ids, false)?,
+        _ => generated.ids.iter().map(u32::to_string).collect::<Vec<_>>().join(","),
+    };
+    writeln!(stdout(), "{text}")?;
+    args.note(&summary(&generated));
+    args.save(engine, &sequence)?;
+    Ok(if terminal::interrupted() { ExitCode::from(130) } else { ExitCode::SUCCESS })
+}
+
+fn talk(args: &RunArgs, engine: Engine<Cpu>, tokenizer: Tokenizer) -> Result<ExitCode, Error> {
+    let mut params = SamplingParams::default();
+    tokenizer.generation_defaults().apply(&mut params);
+    let mut talk = Talk {
+        sequence: args.sequence(&engine)?,
+        sampler: args.sampling.sampler(params)?,
+        stops: args.stop.clone(),
+        max_tokens: args.max_tokens,
+        engine,
+        tokenizer,
+    };
+    let Some(prompt) = args.text()? else { return chat(args, &mut talk) };
+    let raw = args.raw || !talk.tokenizer.has_chat_template();
+    let answer = if raw {
+        let ids = talk.encode(&prompt, true)?;
+        talk.answer(&ids, ids.len(), false)?
+    } else {
+        if prompt.trim().is_empty() {
+            return Err(engine::Error::EmptyPrompt.into());
+        }
+        Conversation::new(args).ask(&mut talk, &prompt)?
+    };
+    writeln!(stdout())?;
+    args.note(&summary(&answer.generated));
+    args.save(&talk.engine, &talk.sequence)?;
+    Ok(if answer.interrupted { ExitCode::from(130) } else { ExitCode::SUCCESS })
+}
+
+/// What has been said so far.
+struct Conversation {
+    system: Option<Value>,
+    messages: Vec<Value>,
+    no_think: bool,
+}
+
+impl Conversation {
+    fn new(args: &RunArgs) -> Self {
+        let system = args.system.as_ref().map(|text| json!({"role": "system", "content": text}));
+        Self { messages: system.iter().cloned().collect(), system, no_think: args.no_think }
+    }
+
+    fn clear(&mut self) {
+        self.messages = self.system.iter().cloned().collect();
+    }
+
+    fn render<B: Backend>(&self, talk: &Talk<B>, add_generation_prompt: bool) -> Result<String, Error> {
+        let mut extra = serde_json::Map::new();
+        if self.no_think {
+            extra.insert("enable_thinking".into(), Value::Bool(false));
+        }
+        let input = TemplateInput {
+            messages: self.messages.clone(),
+            tools: None,
+            add_generation_prompt,
+            bos_token: talk.tokenizer.bos_token().map(Into::into),
+            eos_token: talk.tokenizer.eos_token().map(Into::into),
+            extra,
+        };
+        Ok(talk.tokenizer.chat_template(false)?.render(&input)?)
+    }
+
+    /// Says `text` to the model and prints its answer; both become part of the conversation.
+    fn ask<B: Backend>(&mut self, talk: &mut Talk<B>, text: &str) -> Result<crate::talk::Answer, Error> {
+        self.messages.push(json!({"role": "user", "content": text}));
+        let prompt = self.render(talk, true)?;
+        let ids = talk.encode(&prompt, false)?;
+        // What the next turn will begin with too: everything before the words that open the answer.
+        let stable = match self.render(talk, false) {
+            Ok(text) => common_prefix(&ids, &talk.encode(&text, false)?),
+            Err(_) => 0,
+        };
+        let thinking = prompt.trim_end().ends_with("<think>");
+        let answer = talk.answer(&ids, stable, thinking).inspect_err(|_| {
+            self.messages.pop();
+        })?;
+        self.messages.push(json!({"role": "assistant", "content": answer.text}));
+        Ok(answer)
+    }
+}
+
+const HELP: &str = "\
+/clear   forget the conversation
+/help    this list
+/quit    leave (or Ctrl-D)
+Ctrl-C stops an answer.";
+
+fn chat(args: &RunArgs, talk: &mut Talk<Cpu>) -> Result<ExitCode, Error> {
+    if args.raw || !talk.tokenizer.has_chat_template() {
+        return Err(match args.raw {
+            true => Error::Usage("--raw continues a text: give a PROMPT".into()),
+            false => engine::Error::NoChatTemplate.into(),
+        });
+    }
+    let terminal_error = |e: ReadlineError| Error::Usage(format!("cannot read from the terminal: {e}"));
+    let mut editor = rustyline::DefaultEditor::new().map_err(terminal_error)?;
+    let mut conversation = Conversation::new(args);
+    args.note("Ask something, or /help.");
+    loop {
+        let line = match editor.readline("> ") {
+            Ok(line) => line,
+            Err(ReadlineError::Interrupted) => continue,
+            Err(ReadlineError::Eof) => break,
+            Err(e) => return Err(terminal_error(e)),
+        };
+        let line = line.trim();
+        match line {
+            "" => continue,
+            "/quit" | "/exit" => break,
+            "/help" => {
+                println!("{HELP}");
+                continue;
+            }
+            "/clear" => {
+                conversation.clear();
+                continue;
+            }
+            _ if line.starts_with('/') => {
+                println!("There is no command {line}.\n{HELP}");
+                continue;
+            }
+            _ => {}
+        }
+        // It only fails to remember a line, which is no reason to stop.
+        let _ = editor.add_history_entry(line);
+        match conversation.ask(talk, line) {
+            Ok(answer) => {
+                writeln!(stdout())?;
+                args.note(&summary(&answer.generated));
+            }
+            Err(Error::Output(e)) => return Err(e.into()),
+            // One question too many for the context, say, must not end the conversation.
+            Err(error) => eprintln!("pleiad: {error}"),
+        }
+    }
+    args.save(&talk.engine, &talk.sequence)?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,53 @@
+//! What ends a command early, and how it is said.
+
+use std::process::ExitCode;
+
+/// Any error of the program.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Text and sequences.
+    #[error(transparent)]
+    Engine(#[from] engine::Error),
+    /// The model folder.
+    #[error(transparent)]
+    Checkpoint(#[from] checkpoint::Error),
+    /// A synthetic checkpoint.
+    #[error(transparent)]
+    Synth(#[from] crate::synth::Error),
+    /// Arguments that do not go together.
+    #[error("{0}")]
+    Usage(String),
+    /// The answer could not be written.
+    #[error("cannot write the output: {0}")]
+    Output(#[from] std::io::Error),
+}
+
+impl From<models::Error> for Error {
+    fn from(error: models::Error) -> Self {
+        Error::Engine(error.into())
+    }
+}
+
+impl From<backend::Error> for Error {
+    fn from(error: backend::Error) -> Self {
+        Error::Engine(error.into())
+    }
+}
+
+impl Error {
+    /// Says the error on the standard error stream and chooses the exit code: 2 for whatever the user gave us, 1 for
+    /// an output that failed. A reader that went away early, like `head`, is no error at all.
+    pub fn report(&self) -> ExitCode {
+        match self {
+            Error::Output(e) if e.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+            Error::Output(_) => {
+                eprintln!("pleiad: {self}");
+                ExitCode::FAILURE
+            }
+            _ => {
+                eprintln!("pleiad: {self}");
+                ExitCode::from(2)
+            }
+        }
+    }
+}

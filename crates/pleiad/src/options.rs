@@ -1,0 +1,185 @@
+//! Flags that several commands share, and opening a model by them.
+
+use std::path::{Path, PathBuf};
+
+use backend::{Backend, CacheFloat};
+use checkpoint::Checkpoint;
+use clap::{Args, ValueEnum};
+use cpu::{Cpu, Numerics};
+use engine::{DEFAULT_CHUNK, Engine, EngineOptions};
+use models::Model;
+
+use crate::error::Error;
+
+/// Where to run.
+#[derive(Clone, Copy, ValueEnum)]
+pub enum BackendChoice {
+    /// The fastest there is
+    Auto,
+    /// The CPU
+    Cpu,
+}
+
+/// How products are rounded.
+#[derive(Clone, Copy, ValueEnum)]
+pub enum NumericsChoice {
+    /// Plain f32 throughout
+    Exact,
+}
+
+/// How key-value caches store their values.
+#[derive(Clone, Copy, ValueEnum)]
+pub enum CacheChoice {
+    /// 16-bit floats: half the memory
+    F16,
+    /// 32-bit floats
+    F32,
+}
+
+/// A model and the machine to run it on.
+#[derive(Args)]
+pub struct ModelArgs {
+    /// Folder of the model: config.json and safetensors
+    pub model: PathBuf,
+
+    /// Where to run
+    #[arg(long, value_enum, default_value = "auto", help_heading = "Machine")]
+    pub backend: BackendChoice,
+
+    /// Worker threads [default: one per core]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..), help_heading = "Machine")]
+    pub threads: Option<u16>,
+
+    /// How products are rounded
+    #[arg(long, value_enum, default_value = "exact", help_heading = "Machine")]
+    pub numerics: NumericsChoice,
+
+    /// Budget for weights and caches, like 12G [default: what is free]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Machine")]
+    pub memory: Option<u64>,
+
+    /// Longest sequence, in tokens [default: the model's own, as far as memory allows]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Machine")]
+    pub context: Option<u32>,
+
+    /// How key-value caches store their values [default: f32 with exact numerics]
+    #[arg(long, value_enum, help_heading = "Machine")]
+    pub cache: Option<CacheChoice>,
+
+    /// Tokens of a prompt per step
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_CHUNK, value_parser = parse_chunk, help_heading = "Machine")]
+    pub chunk: usize,
+}
+
+fn parse_chunk(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) | Err(_) => Err("expected a whole number above 0".into()),
+        Ok(n) => Ok(n),
+    }
+}
+
+/// `12G`, `1.5GB`, `800M`, `1000000`: powers of ten, as disks and this program count.
+fn parse_size(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match text[digits.len()..].to_ascii_uppercase().trim_end_matches('B').trim_end_matches('I') {
+        "" => 1e0,
+        "K" => 1e3,
+        "M" => 1e6,
+        "G" => 1e9,
+        "T" => 1e12,
+        _ => return Err("expected a size like 12G or 800M".into()),
+    };
+    match digits.trim().parse::<f64>() {
+        Ok(n) if n.is_finite() && n > 0.0 => Ok((n * unit) as u64),
+        _ => Err("expected a size like 12G or 800M".into()),
+    }
+}
+
+impl ModelArgs {
+    /// The machine.
+    pub fn machine(&self) -> Result<Cpu, Error> {
+        let (BackendChoice::Auto | BackendChoice::Cpu) = self.backend;
+        let NumericsChoice::Exact = self.numerics;
+        Ok(Cpu::new(cpu::Options { threads: self.threads.map(usize::from), numerics: Numerics::Exact })?)
+    }
+
+    /// The float of key-value caches. Exact numerics are exact in the caches too, unless asked otherwise.
+    pub fn cache_float(&self) -> CacheFloat {
+        match self.cache {
+            Some(CacheChoice::F16) => CacheFloat::F16,
+            Some(CacheChoice::F32) | None => CacheFloat::F32,
+        }
+    }
+
+    /// Bytes that caches may take beside the weights.
+    fn cache_memory(&self, weights: u64, machine: &Cpu) -> Option<u64> {
+        if let Some(budget) = self.memory {
+            return Some(budget.saturating_sub(weights));
+        }
+        // Weights are pages of a file: they need not fit, but the machine crawls when caches push them out.
+        machine.free_memory().map(|free| free.saturating_sub(weights).max(free / 4))
+    }
+
+    /// Builds the model of an opened folder and checks that the context fits.
+    pub fn engine(&self, checkpoint: &Checkpoint) -> Result<Engine<Cpu>, Error> {
+        let machine = self.machine()?;
+        let options = EngineOptions {
+            cache: self.cache_float(),
+            chunk: self.chunk,
+            context: self.context.map(|n| n as usize),
+            cache_memory: self.cache_memory(checkpoint.total_bytes(), &machine),
+        };
+        Ok(Engine::new(Model::load(checkpoint, machine)?, &options)?)
+    }
+
+    /// Opens the folder and builds the model.
+    pub fn open(&self) -> Result<Engine<Cpu>, Error> {
+        self.engine(&Checkpoint::open(&self.model)?)
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        &self.model
+    }
+}
+
+/// Token ids separated by commas.
+pub fn parse_ids(text: &str) -> Result<Vec<u32>, String> {
+    let id = |part: &str| {
+        part.trim()
+            .parse()
+            .map_err(|_| format!("`{}` is not a token id: expected whole numbers like 5,17,3", part.trim()))
+    };
+    if text.trim().is_empty() { Ok(Vec::new()) } else { text.split(',').map(id).collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        for (text, bytes) in [
+            ("12G", 12_000_000_000),
+            ("1.5GB", 1_500_000_000),
+            ("800m", 800_000_000),
+            ("7", 7),
+            ("2 kB", 2000),
+        ] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "G", "-1G", "12Q", "1e400", "nan"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn ids() {
+        assert_eq!(parse_ids("5, 17,3"), Ok(vec![5, 17, 3]));
+        assert_eq!(parse_ids(""), Ok(vec![]));
+        for text in ["5,,3", "a", "-1", "5 6", "99999999999"] {
+            assert!(parse_ids(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Streaming a plan to disk.
+
+use std::path::Path;
+
+use checkpoint::{Float, FolderWriter};
+use serde_json::Value;
+
+use super::{
+    error::{Error, Result},
+    plan::Plan,
+    presets::ExtraFile,
+    random::Stream,
+};
+
+/// What mlx-lm makes of it too.
+const SHARD_BYTES: u64 = 5 << 30;
+/// Bytes made at a time: all the memory that writing takes, whatever the size of the model.
+const BLOCK: usize = 4 << 20;
+
+/// Writes a model folder. `progress` hears of every block.
+pub(super) fn write(
+    dst: &Path,
+    config: &Value,
+    plan: Plan,
+    files: &[ExtraFile],
+    seed: u64,
+    progress: impl FnMut(u64),
+) -> Result<()> {
+    let needed = plan.total_bytes();
+    write_folder(dst, config, plan, files, seed, progress).map_err(|error| Error::writing(error, needed))
+}
+
+fn write_folder(
+    dst: &Path,
+    config: &Value,
+    plan: Plan,
+    files: &[ExtraFile],
+    seed: u64,
+    mut progress: impl FnMut(u64),
+) -> checkpoint::Result<()> {
+    let tensors = plan.into_tensors();
+    let specs = tensors.iter().map(|tensor| tensor.spec.clone()).collect();
+    let mut folder = FolderWriter::create(dst, config, specs, SHARD_BYTES)?;
+    for (name, contents) in files {
+        folder.add_file(name, contents)?;
+    }
+    let mut block = vec![0; BLOCK];
+    for tensor in &tensors {
+        let stream = Stream::new(seed, &tensor.stream);
+        let float = Float::from_dtype(tensor.spec.dtype).unwrap_or(Float::F32);
+        let (mut at, size) = (0, tensor.bytes());
+        while at < size {
+            let len = (size - at).min(BLOCK as u64);
+            let block = &mut block[..len as usize];
+            tensor.fill.write(stream, float, at, block);
+            folder.write(block)?;
+            progress(len);
+            at += len;
+        }
+    }
+    folder.finish()
+}

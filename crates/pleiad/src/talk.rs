@@ -1,0 +1,136 @@
+//! Answers as they are generated: from token ids to text on the standard output.
+
+use std::io::{Write, stdout};
+
+use backend::Backend;
+use engine::{
+    Engine, Error as EngineError, Finish, Flow, Generated, Sampler, Sequence, StopScanner, Task, Tokenizer,
+};
+
+use crate::error::Error;
+use crate::terminal::{self, PromptBar};
+
+/// A model in conversation: everything but the words.
+pub struct Talk<B: Backend> {
+    pub engine: Engine<B>,
+    pub tokenizer: Tokenizer,
+    pub sequence: Sequence<B>,
+    pub sampler: Sampler,
+    pub stops: Vec<String>,
+    pub max_tokens: Option<usize>,
+}
+
+/// An answer and how it came about.
+pub struct Answer {
+    pub text: String,
+    pub generated: Generated,
+    /// Whether the user cut it short.
+    pub interrupted: bool,
+}
+
+/// Prints pieces of text; what the model thinks before it answers is dimmed on a terminal.
+struct Printer {
+    styled: bool,
+    thinking: bool,
+    text: String,
+}
+
+const THINK_END: &str = "</think>";
+
+impl Printer {
+    fn new(thinking: bool) -> Self {
+        Self { styled: terminal::styled(), thinking, text: String::new() }
+    }
+
+    fn print(&mut self, piece: &str) -> std::io::Result<()> {
+        let mut out = stdout().lock();
+        self.text.push_str(piece);
+        if !(self.styled && self.thinking) {
+            out.write_all(piece.as_bytes())?;
+            return out.flush();
+        }
+        // The end mark is one token of such models, so it comes in one piece.
+        match piece.find(THINK_END) {
+            Some(at) => {
+                let (thought, answer) = piece.split_at(at + THINK_END.len());
+                write!(out, "\x1b[2m{thought}\x1b[0m{answer}")?;
+                self.thinking = false;
+            }
+            None => write!(out, "\x1b[2m{piece}\x1b[0m")?,
+        }
+        out.flush()
+    }
+}
+
+impl<B: Backend> Talk<B> {
+    /// Continues `prompt`, printing the text as it comes. `stable`: see [`Task::stable`]. `thinking`: the prompt ends
+    /// inside the model's thoughts.
+    pub fn answer(&mut self, prompt: &[u32], stable: usize, thinking: bool) -> Result<Answer, Error> {
+        let Self { engine, tokenizer, sequence, sampler, stops, max_tokens } = self;
+        let mut stream = tokenizer.stream(true);
+        let mut scanner = StopScanner::new(stops.clone());
+        let mut printer = Printer::new(thinking);
+        let mut failure: Option<Error> = None;
+        let mut stopped = false;
+        terminal::clear_interrupt();
+
+        let bar = PromptBar::new(prompt.len(), engine::DEFAULT_CHUNK);
+        let mut steps = 0;
+        let task = Task { prompt, stable, max_tokens: *max_tokens, end_ids: tokenizer.eos_ids() };
+        let generated = engine.generate(sequence, &task, sampler, |token| {
+            let Some(id) = token else {
+                bar.set(steps * engine::DEFAULT_CHUNK);
+                steps += 1;
+                return if terminal::interrupted() { Flow::Stop } else { Flow::Continue };
+            };
+            bar.clear();
+            let mut show = || -> Result<(), Error> {
+                let outcome = scanner.push(&stream.push(id)?);
+                printer.print(&outcome.text)?;
+                stopped = outcome.stopped.is_some();
+                Ok(())
+            };
+            if let Err(error) = show() {
+                failure = Some(error);
+            }
+            if failure.is_some() || stopped || terminal::interrupted() { Flow::Stop } else { Flow::Continue }
+        })?;
+        if let Some(error) = failure {
+            return Err(error);
+        }
+        if !stopped {
+            let last = scanner.push(&stream.finish());
+            printer.print(&last.text)?;
+            printer.print(&scanner.finish().text)?;
+        }
+        let interrupted = generated.finish == Finish::Stopped && !stopped && terminal::interrupted();
+        Ok(Answer { text: printer.text, generated, interrupted })
+    }
+
+    /// Tokens of a plain text.
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, EngineError> {
+        self.tokenizer.encode(text, add_special)
+    }
+}
+
+/// Speed of an answer, for the standard error stream.
+pub fn summary(generated: &Generated) -> String {
+    let Generated { ids, prompt_tokens, reused_tokens, prompt_time, finish, .. } = generated;
+    let reused = if *reused_tokens > 0 { format!(" ({reused_tokens} already known)") } else { String::new() };
+    let speed = if ids.len() > 1 {
+        format!(", then {:.1} tokens/s", generated.decode_speed())
+    } else {
+        String::new()
+    };
+    let end = match finish {
+        Finish::End | Finish::Stopped => "",
+        Finish::Length => "; stopped at --max-tokens",
+        Finish::Context => "; the context is full",
+    };
+    format!(
+        "[prompt {prompt_tokens} tokens{reused} at {:.1} tokens/s, first token after {:.2} s{speed}, {} tokens{end}]",
+        generated.prompt_speed(),
+        prompt_time.as_secs_f64(),
+        ids.len()
+    )
+}

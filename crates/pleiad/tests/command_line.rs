@@ -1,0 +1,359 @@
+//! The program as a user meets it: answers on the standard output, notes and errors on the standard error stream, exit
+//! code 2 for anything wrong with what it was given, and never a panic.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use checkpoint::read_file;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name)
+}
+
+fn pleiad(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pleiad"));
+    command.args(args).stdin(Stdio::null()).output().expect("the program starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("UTF-8")
+}
+
+/// Runs, expects success, returns the standard output.
+fn answer(args: &[&str]) -> String {
+    let output = pleiad(args);
+    assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// Runs, expects exit code 2 and an error of one line or two that names each of `words`; returns it.
+fn refused(args: &[&str], words: &[&str]) -> String {
+    let output = pleiad(args);
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{args:?}: {error}");
+    assert!(!error.contains("panicked"), "{args:?}: {error}");
+    for word in words {
+        assert!(error.contains(word), "{args:?}: no `{word}` in: {error}");
+    }
+    error
+}
+
+fn ids_of(fixture: &Path, name: &str) -> String {
+    let ids = &read_file(&fixture.join("expected.safetensors")).unwrap()[name].bytes;
+    let ids: Vec<String> = ids.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b).to_string()).collect();
+    ids.join(",")
+}
+
+fn path(folder: &Path) -> &str {
+    folder.to_str().unwrap()
+}
+
+/// A copy of a fixture to damage.
+struct Copy(TempDir);
+
+impl Copy {
+    fn of(name: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        for entry in fs::read_dir(fixture(name)).unwrap() {
+            let entry = entry.unwrap();
+            fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+        }
+        Self(folder)
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn edit_config(&self, edit: impl Fn(&mut Value)) -> &Self {
+        let mut config: Value = serde_json::from_slice(&fs::read(self.file("config.json")).unwrap()).unwrap();
+        edit(&mut config);
+        fs::write(self.file("config.json"), config.to_string()).unwrap();
+        self
+    }
+
+    fn edit_weights(&self, edit: impl Fn(&mut Vec<u8>)) -> &Self {
+        let mut bytes = fs::read(self.file("model.safetensors")).unwrap();
+        edit(&mut bytes);
+        fs::write(self.file("model.safetensors"), bytes).unwrap();
+        self
+    }
+
+    /// Changes the JSON of the header in place; it keeps its length.
+    fn edit_header(&self, from: &str, to: &str) -> &Self {
+        assert_eq!(from.len(), to.len());
+        self.edit_weights(|bytes| {
+            let at = bytes.windows(from.len()).position(|w| w == from.as_bytes()).expect("in the header");
+            bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+        })
+    }
+
+    /// Both commands that run a model must refuse it, and `inspect` too.
+    fn refused(&self, words: &[&str]) -> String {
+        let model = path(self.0.path());
+        let out = self.file("out");
+        refused(&["logits", model, "--ids", "1,2", "--out", path(&out)], words);
+        assert!(!out.exists());
+        refused(&["inspect", model], words);
+        refused(&["run", model, "--ids", "1,2", "--greedy", "--max-tokens", "2", "--print-ids"], words)
+    }
+}
+
+#[test]
+fn ids_in_ids_out() {
+    for name in ["qwen3_5_moe-4bit", "qwen3_next-4bit", "qwen3_moe-6bit", "qwen3-2bit"] {
+        let model = fixture(name);
+        let run = [
+            "run",
+            path(&model),
+            "--ids",
+            &ids_of(&model, "ids"),
+            "--greedy",
+            "--max-tokens",
+            "24",
+            "--print-ids",
+        ];
+        assert_eq!(answer(&run), ids_of(&model, "greedy") + "\n", "{name}");
+    }
+}
+
+#[test]
+fn logits_go_to_a_file() {
+    let model = fixture("qwen3_5_moe-mixed");
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("logits.safetensors");
+    for chunk in ["512", "7"] {
+        let ids = ids_of(&model, "ids");
+        answer(&[
+            "logits",
+            path(&model),
+            "--ids",
+            &ids,
+            "--numerics",
+            "exact",
+            "--chunk",
+            chunk,
+            "--out",
+            path(&out),
+        ]);
+        let found = &read_file(&out).unwrap()["logits"];
+        let expected = &read_file(&model.join("expected.safetensors")).unwrap()["logits"];
+        assert_eq!((found.dtype, &found.shape), (expected.dtype, &expected.shape));
+        let floats = |bytes: &[u8]| {
+            bytes.as_chunks().0.iter().map(|b| f64::from(f32::from_le_bytes(*b))).collect::<Vec<_>>()
+        };
+        let (found, expected) = (floats(&found.bytes), floats(&expected.bytes));
+        let square = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>();
+        let error = square(&mut found.iter().zip(&expected).map(|(a, b)| a - b))
+            / square(&mut expected.iter().copied());
+        assert!(error.sqrt() < 1e-4, "{}", error.sqrt());
+    }
+}
+
+#[test]
+fn a_checkpoint_of_its_own_talks() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("tiny");
+    answer(&["synth", "tiny", path(&model)]);
+    let ask = |more: &[&str]| {
+        answer(&[&["run", path(&model), "Hello there", "--max-tokens", "12", "--seed", "7"], more].concat())
+    };
+    let first = ask(&[]);
+    assert!(first.trim().len() > 1);
+    assert_eq!(
+        ask(&["--threads", "1", "--chunk", "3"]),
+        first,
+        "threads and chunks do not matter, the seed does"
+    );
+    assert_ne!(ask(&["--temperature", "2"]), first);
+    assert_eq!(ask(&["--quiet"]), first);
+
+    // A state file: the same answer, with less to compute.
+    let state = folder.path().join("state");
+    let with_state = |more: &[&str]| {
+        let args = [
+            &["run", path(&model), "Hello there", "--max-tokens", "12", "--greedy", "--state", path(&state)],
+            more,
+        ]
+        .concat();
+        let output = pleiad(&args);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        (text(&output.stdout), text(&output.stderr))
+    };
+    let (fresh, notes) = with_state(&[]);
+    assert!(!notes.contains("already known"), "{notes}");
+    let (again, notes) = with_state(&[]);
+    assert!(notes.contains("tokens from"), "{notes}");
+    assert_eq!(again, fresh);
+
+    // Stop strings end the answer before themselves.
+    let stop: String = fresh.chars().skip(3).take(2).collect();
+    let stopped =
+        answer(&["run", path(&model), "Hello there", "--max-tokens", "12", "--greedy", "--stop", &stop]);
+    assert!(
+        !stopped.contains(&stop) && stopped.len() < fresh.len(),
+        "{stopped:?} of {fresh:?} up to {stop:?}"
+    );
+}
+
+#[test]
+fn prompts_come_from_pipes_too() {
+    use std::io::Write;
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("tiny");
+    answer(&["synth", "tiny", path(&model)]);
+    let run = |prompt: &str| {
+        let args = ["run", path(&model), "--max-tokens", "4", "--greedy"];
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pleiad"));
+        let mut child = command
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(prompt.as_bytes()).unwrap();
+        child.wait_with_output().unwrap()
+    };
+    let output = run("Hello");
+    assert!(output.status.success());
+    assert_eq!(
+        text(&output.stdout),
+        answer(&["run", path(&model), "Hello", "--max-tokens", "4", "--greedy"])
+    );
+    assert_eq!(run("  \n").status.code(), Some(2));
+}
+
+#[test]
+fn inspect_tells_what_is_there() {
+    let told = answer(&["inspect", path(&fixture("qwen3_5_moe-bf16"))]);
+    for words in [
+        "qwen3_5_moe",
+        "Gated DeltaNet",
+        "experts",
+        "bf16",
+        "vision_tower.*",
+        "mtp.*",
+        "per token",
+        "context",
+    ] {
+        assert!(told.contains(words), "no `{words}` in:\n{told}");
+    }
+    let told = answer(&["inspect", path(&fixture("qwen3_5_moe-mixed"))]);
+    for words in ["2-bit", "3-bit", "4-bit", "5-bit", "6-bit", "8-bit", "no tensor"] {
+        assert!(told.contains(words), "no `{words}` in:\n{told}");
+    }
+}
+
+#[test]
+fn bad_arguments() {
+    let model = fixture("qwen3-2bit");
+    let model = path(&model);
+    let out = tempfile::tempdir().unwrap();
+    let out = out.path().join("o");
+    let out = path(&out);
+    refused(&["run", model, "--ids", "5,100000", "--greedy"], &["100000", "out of range", "vocabulary"]);
+    refused(&["logits", model, "--ids", "5,100000", "--out", out], &["100000", "out of range"]);
+    refused(&["run", model, "--ids", ""], &["empty"]);
+    refused(&["logits", model, "--ids", "", "--out", out], &["empty"]);
+    refused(&["run", model, "--ids", "5,x"], &["`x`", "token id"]);
+    refused(&["run", model, "--ids", "1,2,3", "--context", "2"], &["3 tokens", "context holds 2"]);
+    refused(
+        &["run", model, "--ids", "1,2,3", "--context", "4000000000"],
+        &["4000000000", "free", "longest that fits"],
+    );
+    refused(&["run", model, "--ids", "1,2,3", "--memory", "1k"], &["caches", "free"]);
+    refused(&["run", model, "--ids", "1", "--temperature", "-1"], &["temperature"]);
+    refused(&["run", model, "--ids", "1", "--top-p", "1.5"], &["top_p"]);
+    refused(&["run", model, "--ids", "1", "--threads", "0"], &["threads"]);
+    refused(&["run", model, "Hello"], &["tokenizer.json", "--ids"]);
+    refused(&["run", "no/such/folder", "Hello"], &["no/such/folder"]);
+    refused(&["logits", model, "--ids", "1", "--out", "no/such/folder/file"], &["no/such/folder"]);
+    refused(&["synth", "gpt-5", out], &["gpt-5", "qwen3.6-35b-a3b"]);
+    refused(&["synth", "tiny", model], &[model]);
+    refused(&["synth", "tiny", out, "--layers", "0"], &["layers"]);
+}
+
+#[test]
+fn bad_configs() {
+    let copy = Copy::of("qwen3_5_moe-4bit");
+    fs::write(copy.file("config.json"), "{\"model_type\": ").unwrap();
+    copy.refused(&["config.json", "JSON"]);
+    fs::write(copy.file("config.json"), [0xff, 0xfe, 0x00]).unwrap();
+    copy.refused(&["config.json"]);
+    fs::write(copy.file("config.json"), "[1, 2]").unwrap();
+    copy.refused(&["config.json"]);
+    fs::remove_file(copy.file("config.json")).unwrap();
+    copy.refused(&["config.json"]);
+
+    let copy = || Copy::of("qwen3_5_moe-4bit");
+    copy().edit_config(|c| c["model_type"] = json!("gpt_oss")).refused(&[
+        "gpt_oss",
+        "qwen3_5_moe",
+        "qwen3_next",
+    ]);
+    copy().edit_config(|c| c["model_type"] = Value::Null).refused(&["model_type"]);
+    copy()
+        .edit_config(|c| c["text_config"]["hidden_size"] = Value::Null)
+        .refused(&["hidden_size", "missing"]);
+    copy().edit_config(|c| c["text_config"]["hidden_size"] = json!("big")).refused(&["hidden_size", "big"]);
+    copy()
+        .edit_config(|c| c["text_config"]["num_experts_per_tok"] = json!(9999))
+        .refused(&["num_experts_per_tok"]);
+    copy().edit_config(|c| c["text_config"]["vocab_size"] = json!(u64::MAX)).refused(&["vocab_size"]);
+    copy().edit_config(|c| c["text_config"]["num_hidden_layers"] = json!(200_000_000)).refused(&["layers."]);
+    copy()
+        .edit_config(|c| c["text_config"]["linear_num_value_heads"] = json!(3))
+        .refused(&["linear_num_value_heads"]);
+    copy()
+        .edit_config(|c| c["text_config"]["linear_conv_kernel_dim"] = json!(0))
+        .refused(&["linear_conv_kernel_dim"]);
+    let mrope =
+        |c: &mut Value| c["text_config"]["rope_parameters"] = json!({"type": "longrope", "rope_theta": 1e4});
+    copy().edit_config(mrope).refused(&["longrope", "yarn"]);
+    copy().edit_config(|c| c["quantization"]["bits"] = json!(7)).refused(&["7 bits", "2, 3, 4, 5, 6 or 8"]);
+    copy().edit_config(|c| c["quantization"]["mode"] = json!("nf4")).refused(&["nf4"]);
+}
+
+#[test]
+fn bad_weights() {
+    let copy = || Copy::of("qwen3-5bit");
+    // Missing, empty, truncated.
+    let gone = copy();
+    fs::remove_file(gone.file("model.safetensors")).unwrap();
+    gone.refused(&["model.safetensors"]);
+    copy().edit_weights(Vec::clear).refused(&["model.safetensors"]);
+    copy().edit_weights(|b| b.truncate(b.len() - 1)).refused(&["model.safetensors", "incomplete"]);
+    copy().edit_weights(|b| b.truncate(100)).refused(&["model.safetensors"]);
+    // A header that lies.
+    copy()
+        .edit_weights(|b| b[..8].copy_from_slice(&u64::MAX.to_le_bytes()))
+        .refused(&["model.safetensors", "header"]);
+    copy().edit_weights(|b| b[8] = b'[').refused(&["model.safetensors", "header"]);
+    copy().edit_header("\"data_offsets\":[0,", "\"data_offsets\":[1,").refused(&["model.safetensors"]);
+    copy().edit_header("\"dtype\":\"U32\"", "\"dtype\":\"U16\"").refused(&["model.safetensors"]);
+    copy().edit_header("\"dtype\":\"U32\"", "\"dtype\":\"I32\"").refused(&["I32", "U32"]);
+    // A tensor that is not there, or not of the shape the config declares.
+    copy().edit_header("model.norm.weight", "model.nork.weight").refused(&["model.norm.weight"]);
+    copy().edit_config(|c| c["hidden_size"] = json!(32)).refused(&["expected"]);
+    copy().edit_config(|c| c["vocab_size"] = json!(64)).refused(&["model.embed_tokens", "expected"]);
+
+    let shards = Copy::of("qwen3_5_moe-bf16");
+    fs::remove_file(shards.file("model-00002-of-00003.safetensors")).unwrap();
+    shards.refused(&["model-00002-of-00003.safetensors", "2 of"]);
+    let shards = Copy::of("qwen3_5_moe-bf16");
+    fs::write(shards.file("model.safetensors.index.json"), "{}").unwrap();
+    shards.refused(&["model.safetensors.index.json"]);
+}
+
+#[test]
+fn a_broken_tokenizer_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("tiny");
+    answer(&["synth", "tiny", path(&model)]);
+    fs::write(model.join("tokenizer.json"), "{").unwrap();
+    refused(&["run", path(&model), "Hello"], &["tokenizer.json"]);
+}
