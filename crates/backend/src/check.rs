@@ -168,6 +168,14 @@ pub fn rope(x: Shape, spans: &[Span], n: usize, rotary_dim: usize) -> Result<usi
     Ok(width)
 }
 
+/// That a cache of this shape can hold anything.
+pub fn kv_shape(shape: &KvShape) -> Result<()> {
+    if shape.heads == 0 || shape.key_dim == 0 || shape.window == Some(0) {
+        return Err(Error::Unsupported(format!("a key-value cache of an empty shape: {shape:?}")));
+    }
+    Ok(())
+}
+
 /// `kv_append` and `mla_append`, against one cache: its shape, how many tokens it holds, and the span it takes.
 pub fn append(
     operation: &'static str,
@@ -187,25 +195,28 @@ pub fn append(
 pub fn attention(q: Shape, spec: &Attention, cache: &KvShape, len: usize, span: &Span) -> Result<usize> {
     equal("attention", "the width of q", q.cols, spec.heads * cache.key_dim)?;
     let group = heads("attention", "the number of query heads", spec.heads, cache.heads)?;
-    equal("attention", "the tokens in a cache", len, span.position + span.len)?;
-    if let (Mask::Causal | Mask::None, Some(window)) = (spec.mask, cache.window) {
-        if len > window {
-            return Err(error(
-                "attention",
-                "the mask",
-                "not a window",
-                format!("a window of at most {window}: the cache is a ring"),
-            ));
-        }
+    if cache.value_dim == 0 {
+        return Err(error(
+            "attention",
+            "the value width of a cache",
+            0,
+            "1 or more: a latent cache has its own attention",
+        ));
     }
-    if let (Mask::Window(asked), Some(kept)) = (spec.mask, cache.window) {
-        if asked > kept {
-            return Err(error(
-                "attention",
-                "the window",
-                asked,
-                format!("at most the {kept} tokens the cache keeps"),
-            ));
+    if spec.mask == Mask::Window(0) {
+        return Err(error("attention", "the mask", "a window of 0", "a window of 1 or more"));
+    }
+    equal("attention", "the tokens in a cache", len, span.position + span.len)?;
+    if let Some(kept) = cache.window {
+        let expected = format!("a window of at most the {kept} tokens the cache keeps");
+        match spec.mask {
+            Mask::Window(asked) if asked > kept => {
+                return Err(error("attention", "the mask", format!("a window of {asked}"), expected));
+            }
+            Mask::Causal | Mask::None if len > kept => {
+                return Err(error("attention", "the mask", "not a window", expected));
+            }
+            _ => {}
         }
     }
     Ok(group)
@@ -226,6 +237,14 @@ pub fn mla_attention(
     equal("mla_attention", "the heads of a cache", cache.heads, 1)?;
     equal("mla_attention", "the width of a cached latent", cache.key_dim, rank + pe)?;
     equal("mla_attention", "the tokens in a cache", len, span.position + span.len)?;
+    if let Some(kept) = cache.window.filter(|kept| len > *kept) {
+        return Err(error(
+            "mla_attention",
+            "a cache",
+            format!("a ring of {kept} tokens"),
+            format!("all {len} tokens"),
+        ));
+    }
     Ok((rank, pe))
 }
 
@@ -331,6 +350,7 @@ pub fn gdn(qkv: Shape, g: Shape, beta: Shape, shape: &GdnShape) -> Result<()> {
 
 /// That a cache's image belongs to its shape; returns the tokens it holds.
 pub fn kv_image(shape: &KvShape, image: &KvImage) -> Result<usize> {
+    kv_shape(shape)?;
     let kept = image.len.checked_sub(image.first);
     let bytes = |width: usize| kept.and_then(|n| n.checked_mul(shape.heads * width * shape.float.bytes()));
     if bytes(shape.key_dim) != Some(image.keys.len()) || bytes(shape.value_dim) != Some(image.values.len()) {
@@ -345,7 +365,8 @@ pub fn kv_image(shape: &KvShape, image: &KvImage) -> Result<usize> {
     }
     match (image.first, shape.window) {
         (0, _) => {}
-        (_, Some(window)) if image.len - image.first >= window => {}
+        // The next token sees itself and the window - 1 before it.
+        (_, Some(window)) if image.len - image.first + 1 >= window => {}
         _ => return Err(Error::Image(format!("the cache begins at token {}", image.first))),
     }
     Ok(image.len - image.first)

@@ -78,7 +78,7 @@ impl Checkpoint {
             return Err(biases.wrong_dtype(&format!("{} as its scales have", scales.dtype)));
         }
         if !quantization.names(path) {
-            spec = told_by_shapes(&data, &scales, cols).unwrap_or(spec);
+            spec = told_by_shapes(&data, &scales, &biases, cols).unwrap_or(spec);
         }
         if !cols.is_multiple_of(spec.group) {
             return Err(Error::PartialGroup { name: data.name, cols, group: spec.group });
@@ -104,12 +104,15 @@ impl Checkpoint {
 }
 
 /// The layout that the shapes of codes and scales leave no choice about. Mixed-width checkpoints exist whose config
-/// gives only the default; mlx-lm reads them like this too.
-fn told_by_shapes(data: &Tensor, scales: &Tensor, cols: usize) -> Option<QuantSpec> {
+/// gives only the default; mlx-lm reads them like this too. `None` when the shapes make no sense by themselves.
+fn told_by_shapes(data: &Tensor, scales: &Tensor, biases: &Tensor, cols: usize) -> Option<QuantSpec> {
     let (words, groups) = (*data.shape.last()?, *scales.shape.last()?);
     let bits = words.checked_mul(32)?.checked_div(cols)?;
-    let spec = QuantSpec { mode: Mode::Affine, bits: bits as u32, group: cols.checked_div(groups)? };
-    spec.check(&data.name).ok()
+    let group = cols.checked_div(groups)?;
+    let exact =
+        bits.checked_mul(cols)? == words * 32 && group * groups == cols && scales.shape == biases.shape;
+    let spec = QuantSpec { mode: Mode::Affine, bits: u32::try_from(bits).ok()?, group };
+    spec.check(&data.name).ok().filter(|_| exact)
 }
 
 fn count(stack: &[usize]) -> usize {

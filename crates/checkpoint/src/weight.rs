@@ -131,15 +131,21 @@ impl Weight {
                 }
             }
             Format::Affine { bits, group, scale } => {
-                let per_group = |plane: &Option<Plane>, g: usize| match plane {
-                    Some(plane) => scale.get(plane.row(matrix, row), g),
-                    None => unreachable!("an affine weight is built with scales and biases"),
+                let (Some(scales), Some(biases)) = (&self.scales, &self.biases) else {
+                    unreachable!("an affine weight is built with scales and biases")
                 };
+                let (scales, biases) = (scales.row(matrix, row), biases.row(matrix, row));
                 let bits = bits as usize;
-                for (g, values) in out.chunks_exact_mut(group).enumerate() {
-                    let (s, b) = (per_group(&self.scales, g), per_group(&self.biases, g));
-                    for (i, value) in values.iter_mut().enumerate() {
-                        *value = code(data, (g * group + i) * bits, bits) as f32 * s + b;
+                let groups = out.chunks_exact_mut(group).zip(data.chunks_exact(group * bits / 8));
+                for (g, (values, codes)) in groups.enumerate() {
+                    let (s, b) = (scale.get(scales, g), scale.get(biases, g));
+                    // Eight codes fill whole bytes at any width.
+                    for (values, codes) in
+                        values.as_chunks_mut::<8>().0.iter_mut().zip(codes.chunks_exact(bits))
+                    {
+                        for (value, code) in values.iter_mut().zip(eight_codes(codes, bits)) {
+                            *value = f32::from(code) * s + b;
+                        }
                     }
                 }
             }
@@ -153,15 +159,12 @@ impl Weight {
     }
 }
 
-/// The code of at most 8 bits that starts at bit `start` of a little-endian stream.
-fn code(stream: &[u8], start: usize, bits: usize) -> u8 {
-    let byte = start / 8;
-    let low = stream[byte];
-    // The last code of a row ends with its last byte: whatever stands in for the byte after it is shifted
-    // out.
-    let high = stream.get(byte + 1).copied().unwrap_or(0);
-    let window = u16::from_le_bytes([low, high]) >> (start % 8);
-    (window & ((1 << bits) - 1)) as u8
+/// The eight codes in `bits` bytes of a little-endian stream.
+fn eight_codes(stream: &[u8], bits: usize) -> [u8; 8] {
+    let mut word = [0; 8];
+    word[..bits].copy_from_slice(stream);
+    let word = u64::from_le_bytes(word);
+    std::array::from_fn(|i| ((word >> (i * bits)) & ((1 << bits) - 1)) as u8)
 }
 
 #[cfg(test)]
@@ -194,10 +197,9 @@ mod tests {
         let stream: Vec<u8> = (1..=8).collect();
         let whole = u64::from_le_bytes([1, 2, 3, 4, 5, 6, 7, 8]);
         for bits in [2, 3, 4, 5, 6, 8] {
-            for i in 0..64 / bits {
-                let expected = whole >> (i * bits) & ((1 << bits) - 1);
-                assert_eq!(u64::from(code(&stream, i * bits, bits)), expected, "{bits} bits, code {i}");
-            }
+            let codes = eight_codes(&stream[..bits], bits);
+            let expected = std::array::from_fn(|i| (whole >> (i * bits) & ((1 << bits) - 1)) as u8);
+            assert_eq!(codes, expected, "{bits} bits");
         }
     }
 

@@ -213,8 +213,20 @@ fn absurd_sizes_from_a_config_do_not_overflow() {
 }
 
 #[test]
+fn shapes_overrule_a_default_but_not_an_entry() {
+    let format = Format::Affine { bits: 4, group: 32, scale: Float::F32 };
+    for config in [affine_config(4, 32), affine_config(8, 32), affine_config(4, 128), affine_config(2, 64)] {
+        assert_eq!(load(&config, &quantised(), |c| c.matrix("w", 2, 64)).unwrap().format, format);
+    }
+    let config = json!({"quantization": {"bits": 4, "group_size": 32, "w": {"bits": 8, "group_size": 32}}});
+    let error = load(&config, &quantised(), |c| c.matrix("w", 2, 64)).unwrap_err();
+    assert_names(&error, &["w.weight", "[2, 16]", "[2, 8]"]);
+}
+
+#[test]
 fn rows_must_be_whole_groups() {
-    let error = load(&affine_config(4, 128), &quantised(), |c| c.matrix("w", 2, 64)).unwrap_err();
+    let config = json!({"quantization": {"bits": 4, "group_size": 32, "w": {"bits": 4, "group_size": 128}}});
+    let error = load(&config, &quantised(), |c| c.matrix("w", 2, 64)).unwrap_err();
     assert!(matches!(error, Error::PartialGroup { cols: 64, group: 128, .. }), "{error}");
     assert_names(&error, &["w.weight", "64", "128"]);
 }

@@ -3,7 +3,7 @@
 //! A [`Case`] makes its own inputs from a seed, runs one operation (or a few that belong together) on a backend and
 //! compares what comes back with [`formulas`]: the specification in f64, independent of every backend. Each case owns
 //! its shapes and its error bound. [`run_all`] runs them; [`Case::outputs`] gives raw values, for comparing two
-//! configurations of one backend bit by bit. [`models`] does the same for whole models, over checkpoints in the repository.
+//! configurations of one backend bit by bit. [`models`] does the same for whole models, over tiny checkpoints.
 
 mod case;
 pub mod cases;

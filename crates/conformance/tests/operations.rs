@@ -45,6 +45,7 @@ fn three_threads() {
 #[test]
 fn threads_do_not_change_a_bit() {
     let (one, two) = (cpu(1), cpu(2));
+    let mut compared = 0;
     for case in all::<Cpu>() {
         let run = |b: &Cpu| std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| case.outputs(b)));
         let (Ok(Ok(a)), Ok(Ok(b))) = (run(&one), run(&two)) else { continue };
@@ -52,8 +53,10 @@ fn threads_do_not_change_a_bit() {
         for (a, b) in a.iter().zip(&b) {
             let same = a.values.iter().map(|v| v.to_bits()).eq(b.values.iter().map(|v| v.to_bits()));
             assert!(same, "{}: {}: one thread and two differ", case.name, a.label);
+            compared += 1;
         }
     }
+    assert!(compared > 700, "only {compared} comparisons");
 }
 
 #[test]

@@ -33,9 +33,14 @@ impl Cpu {
     ) -> Result<()> {
         check::rows(operation, "the rows of k", k.shape(), batch.spans())?;
         check::per_span(operation, batch.spans(), caches.len())?;
-        for (span, cache) in batch.spans().iter().zip(caches) {
+        // All or none: a step that is refused must not have changed some sequences.
+        for (span, cache) in batch.spans().iter().zip(caches.iter_mut()) {
             check::append(operation, k.shape(), v.shape(), &cache.shape, cache.len(), span)?;
+        }
+        for (span, cache) in batch.spans().iter().zip(caches.iter_mut()) {
             cache.reserve(span.len)?;
+        }
+        for (span, cache) in batch.spans().iter().zip(caches) {
             span.rows().for_each(|t| cache.push(k.row(t), v.row(t)));
         }
         Ok(())
@@ -137,7 +142,10 @@ impl Backend for Cpu {
 
     fn columns(&self, x: &Tensor, start: usize, width: usize) -> Result<Tensor> {
         let shape = check::columns(x.shape(), start, width)?;
-        Ok(Tensor::new(shape, layout::gather(x.values(), x.shape().cols, &[(start, width)])))
+        Ok(Tensor::new(
+            shape,
+            layout::gather(x.values(), x.shape().cols, &[layout::Columns { start, width }]),
+        ))
     }
 
     fn split_heads(&self, x: &Tensor, heads: usize, first: usize) -> Result<(Tensor, Tensor)> {
@@ -153,7 +161,7 @@ impl Backend for Cpu {
     fn split_qkvz(&self, x: &Tensor, shape: &GdnShape) -> Result<(Tensor, Tensor)> {
         check::split_qkvz(x.shape(), shape)?;
         let (qkv, z) = layout::qkvz_ranges(shape);
-        let part = |ranges: &[(usize, usize)], cols| {
+        let part = |ranges: &[layout::Columns], cols| {
             Tensor::new(
                 Shape { rows: x.shape().rows, cols },
                 layout::gather(x.values(), x.shape().cols, ranges),
@@ -482,9 +490,7 @@ impl Backend for Cpu {
     }
 
     fn kv_cache(&self, shape: &KvShape) -> Result<KvCache> {
-        if shape.heads == 0 || shape.key_dim == 0 || shape.window == Some(0) {
-            return Err(Error::Unsupported(format!("kv_cache: an empty shape {shape:?}")));
-        }
+        check::kv_shape(shape)?;
         Ok(KvCache::new(shape))
     }
 

@@ -179,7 +179,7 @@ fn batched<B: Backend>() -> Case<B> {
         for (s, (past, _)) in sequences.iter().zip(SPANS) {
             let mut cache = setup.cache(b)?;
             if past > 0 {
-                setup.steps(b, &mut cache, s, [0..past])?;
+                setup.steps(b, &mut cache, s, std::iter::once(0..past))?;
             }
             caches.push(cache);
         }

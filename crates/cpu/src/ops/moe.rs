@@ -27,9 +27,10 @@ impl Routes {
 
 /// The `k` best of `scores`, best first, ties to the lower index. NaN counts as the worst.
 fn best(scores: &[f32], k: usize) -> Vec<u32> {
+    // Adding zero makes one zero of the two, which must tie.
     let key = |i: u32| match scores[i as usize] {
         s if s.is_nan() => f32::NEG_INFINITY,
-        s => s,
+        s => s + 0.0,
     };
     let mut order: Vec<u32> = (0..scores.len() as u32).collect();
     let compare = |a: &u32, b: &u32| key(*b).total_cmp(&key(*a)).then(a.cmp(b));
@@ -59,8 +60,10 @@ fn softmax(values: &mut [f32]) {
     normalise(values);
 }
 
+/// Makes weights sum 1. The crumb keeps sigmoids that have all underflowed at zero instead of NaN, and is lost in any
+/// other sum.
 fn normalise(weights: &mut [f32]) {
-    let sum: f32 = weights.iter().sum();
+    let sum: f32 = weights.iter().sum::<f32>() + 1e-20;
     weights.iter_mut().for_each(|w| *w /= sum);
 }
 
@@ -149,9 +152,9 @@ pub(crate) fn experts(
     }
     let mut y = vec![0.0; routes.tokens() * d];
     y.par_chunks_exact_mut(d).enumerate().for_each(|(t, y)| {
-        for slot in t * routes.top_k..(t + 1) * routes.top_k {
-            let w = routes.weights[slot];
-            y.iter_mut().zip(of_slot[slot]).for_each(|(y, v)| *y += w * v);
+        let slots = t * routes.top_k..(t + 1) * routes.top_k;
+        for (w, row) in routes.weights[slots.clone()].iter().zip(&of_slot[slots]) {
+            y.iter_mut().zip(*row).for_each(|(y, v)| *y += w * v);
         }
     });
     y

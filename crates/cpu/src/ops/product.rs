@@ -33,6 +33,9 @@ pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
 
 /// `y[t, r] = W x[t]` (bias included) for `n` tokens; returns `[n, rows]`.
 pub(crate) fn matmul(weight: &Weight, x: &[f32], n: usize) -> Vec<f32> {
+    if n == 0 {
+        return Vec::new();
+    }
     let mut by_row = vec![0.0; weight.rows * n];
     by_row.par_chunks_mut(ROWS * n).enumerate().for_each(|(chunk, out)| {
         let mut decoded = vec![0.0; weight.cols];
