@@ -18,5 +18,5 @@ pub use operations::Backend;
 pub use rope::{Pairing, RopeSpec, YarnSpec};
 pub use shapes::{
     Activation, Attention, CacheFloat, Factor, GdnShape, GdnWeights, GroupedSigmoid, Handle, KvImage,
-    KvShape, LatentAttention, Mask, RecurrentImage, Shape, Shared,
+    KvShape, LatentAttention, Mask, MlaWeights, RecurrentImage, Shape, Shared,
 };

@@ -4,7 +4,7 @@ use checkpoint::Weight;
 
 use crate::{
     Activation, Attention, Batch, Factor, GdnShape, GdnWeights, GroupedSigmoid, Handle, KvImage, KvShape,
-    LatentAttention, RecurrentImage, Result, RopeSpec, Shared, Span,
+    LatentAttention, MlaWeights, RecurrentImage, Result, RopeSpec, Shared, Span,
 };
 
 /// A machine that runs models.
@@ -241,6 +241,23 @@ pub trait Backend: Sized + 'static {
 
     /// `y[h] = W[h] o[h]`: from latent space `[n, heads * rank]` to values `[n, heads * value width]`.
     fn mla_unabsorb(&self, o: &Self::Tensor, weights: &Self::HeadMatrices) -> Result<Self::Tensor>;
+
+    /// Latent attention from queries `[n, heads * nope]` and their rotated parts `[n, heads * rope]` to values
+    /// `[n, heads * value width]`. In this form, with the matrices absorbed into the query and the output, a token
+    /// costs one pass over the latents; expanding keys and values first gives the same and may be cheaper for many.
+    fn mla(
+        &self,
+        q: &Self::Tensor,
+        q_pe: &Self::Tensor,
+        weights: &MlaWeights<Self::HeadMatrices>,
+        batch: &Batch<Self>,
+        caches: &[&Self::KvCache],
+        spec: &LatentAttention,
+    ) -> Result<Self::Tensor> {
+        let q = self.mla_absorb_q(q, &weights.embed_q)?;
+        let o = self.mla_attention(&q, q_pe, batch, caches, spec)?;
+        self.mla_unabsorb(&o, &weights.unembed_out)
+    }
 
     // ---- Mixture of experts ----
 

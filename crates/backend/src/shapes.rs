@@ -102,6 +102,14 @@ pub struct LatentAttention {
     pub scale: f32,
 }
 
+/// The matrices between the latents of latent attention and its heads.
+pub struct MlaWeights<H> {
+    /// From the plain part of a query head to latent space: `[rank, nope]` per head.
+    pub embed_q: H,
+    /// From latent space to a value head: `[value width, rank]` per head.
+    pub unembed_out: H,
+}
+
 /// Parameters of DeepSeek-V3's router.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct GroupedSigmoid {

@@ -118,6 +118,11 @@ impl Checkpoint {
         self.tensors.contains_key(name)
     }
 
+    /// The axes of a tensor, when there is one of this name. Does not count as use.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.tensors.get(name).map(|stored| stored.shape.as_slice())
+    }
+
     /// A tensor as stored, sharing the mapped file.
     pub fn tensor(&self, name: &str) -> Result<Tensor> {
         let stored = self.tensors.get(name).ok_or_else(|| self.missing(name))?;

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
 
+use crate::Format;
+
 /// `std::result::Result` with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -169,7 +171,7 @@ pub enum Error {
     },
 
     /// A quantised layout that this program cannot read.
-    #[error("`{path}`: {found} is not supported; supported so far is {supported}")]
+    #[error("`{path}`: {found} is not supported; supported are {supported}")]
     UnsupportedQuantization {
         /// The tensor path, or the field of `config.json` when it is about all tensors.
         path: String,
@@ -177,6 +179,21 @@ pub enum Error {
         found: String,
         /// What would work.
         supported: String,
+    },
+
+    /// Matrices that should make a stack are stored in different formats.
+    #[error(
+        "`{name}` is stored as {found:?}, but `{first}`, which must go together with it, as {expected:?}"
+    )]
+    MixedFormats {
+        /// The tensor path of the one that differs.
+        name: String,
+        /// Its format.
+        found: Format,
+        /// The tensor path of the first of the stack.
+        first: String,
+        /// Its format.
+        expected: Format,
     },
 
     /// Scales exist, but `config.json` does not say how the weight was quantised.

@@ -42,6 +42,23 @@ impl Float {
         }
     }
 
+    /// Appends a value in this type, little-endian: to nearest, ties to even; too large is infinity.
+    #[inline]
+    pub fn put(self, value: f32, bytes: &mut Vec<u8>) {
+        match self {
+            Float::F32 => bytes.extend(value.to_le_bytes()),
+            Float::F16 => bytes.extend(f16::from_f32(value).to_le_bytes()),
+            Float::Bf16 => bytes.extend(bf16::from_f32(value).to_le_bytes()),
+        }
+    }
+
+    /// A whole array in this type: [`Float::put`] of each value.
+    pub fn encode(self, values: &[f32]) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(values.len() * self.bytes());
+        values.iter().for_each(|value| self.put(*value, &mut bytes));
+        bytes
+    }
+
     /// The safetensors type of the same values.
     pub fn dtype(self) -> Dtype {
         match self {
@@ -70,6 +87,36 @@ impl Float {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn writes_the_nearest_value() {
+        let two = |float: Float, value: f32| {
+            let bytes = float.encode(&[value]);
+            u16::from_le_bytes([bytes[0], bytes[1]])
+        };
+        for (value, bf16, f16) in [
+            (1.0, 0x3f80, 0x3c00),
+            (-0.0, 0x8000, 0x8000),
+            // Half way between two values of bf16: to the even one, down and up.
+            (f32::from_bits(0x3f80_8000), 0x3f80, 0x3c04),
+            (f32::from_bits(0x3f81_8000), 0x3f82, 0x3c0c),
+            (f32::from_bits(0x3f80_8001), 0x3f81, 0x3c04),
+            // The same for f16.
+            (f32::from_bits(0x3f80_1000), 0x3f80, 0x3c00),
+            (f32::from_bits(0x3f80_3000), 0x3f80, 0x3c02),
+            (65519.0, 0x4780, 0x7bff),
+            (65520.0, 0x4780, 0x7c00),
+            (f32::MAX, 0x7f80, 0x7c00),
+            (2f32.powi(-25), 0x3300, 0x0000),
+            (2f32.powi(-25).next_up(), 0x3300, 0x0001),
+            (f32::from_bits(1 << 16), 0x0001, 0x0000),
+        ] {
+            assert_eq!((two(Float::Bf16, value), two(Float::F16, value)), (bf16, f16), "{value:e}");
+            assert_eq!(Float::F32.encode(&[value]), value.to_le_bytes());
+        }
+        assert!(Float::Bf16.get(&Float::Bf16.encode(&[f32::from_bits(0x7f80_0001)]), 0).is_nan());
+        assert_eq!(Float::F16.encode(&[1.0, -2.0]), [0x00, 0x3c, 0x00, 0xc0]);
+    }
 
     #[test]
     fn reads_every_type_at_odd_addresses() {

@@ -27,6 +27,7 @@ mod plane;
 mod quantization;
 pub mod quantize;
 mod shards;
+mod small_floats;
 mod weight;
 
 pub use bytes::Bytes;
@@ -38,6 +39,6 @@ pub use folder_writer::FolderWriter;
 pub use out_file::{TensorSpec, write_file};
 pub use plane::Plane;
 pub use quantization::{Mode, QuantSpec, Quantization};
-pub use quantize::{AffineRows, quantize_affine};
+pub use quantize::{AffineRows, FloatRows, quantize_affine, quantize_mxfp4, quantize_mxfp8, quantize_nvfp4};
 pub use safetensors::Dtype;
 pub use weight::{Format, Weight};

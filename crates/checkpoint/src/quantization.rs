@@ -6,7 +6,11 @@ use serde_json::{Map, Value};
 
 use crate::{Error, Result};
 
-const AFFINE: &str = "affine with 2, 3, 4, 5, 6 or 8 bits and groups of 32, 64 or 128";
+const SUPPORTED: &str = "affine with 2, 3, 4, 5, 6 or 8 bits and groups of 32, 64 or 128, mxfp4 (4 bits, groups of 32), \
+    mxfp8 (8 bits, groups of 32), nvfp4 (4 bits, groups of 16), and from other tools than MLX quant_method fp8 (e4m3 with \
+    a scale per block), mxfp4 and mxfp8";
+/// The blocks of DeepSeek's originals, which not every config names.
+const FP8_BLOCK: [usize; 2] = [128, 128];
 const BITS: [u32; 6] = [2, 3, 4, 5, 6, 8];
 const GROUPS: [usize; 3] = [32, 64, 128];
 
@@ -41,6 +45,8 @@ pub struct Quantization {
     pub default: Option<QuantSpec>,
     /// `None`: that weight is not quantised.
     exceptions: BTreeMap<String, Option<QuantSpec>>,
+    /// Rows and columns of a block that shares a scale, where the config gives them.
+    fp8_block: Option<[usize; 2]>,
 }
 
 impl Mode {
@@ -78,7 +84,7 @@ impl QuantSpec {
         if exists { Ok(self) } else { Err(unsupported(path, self.describe())) }
     }
 
-    pub(crate) fn describe(self) -> String {
+    fn describe(self) -> String {
         format!("{} with {} bits and groups of {}", self.mode.name(), self.bits, self.group)
     }
 }
@@ -97,13 +103,19 @@ impl Quantization {
         self.exceptions.contains_key(path)
     }
 
+    /// Rows and columns that share a scale in weights of 8-bit floats with scales per block (`weight_scale_inv`).
+    pub fn fp8_block(&self) -> [usize; 2] {
+        self.fp8_block.unwrap_or(FP8_BLOCK)
+    }
+
     /// The weights that do not follow the default, by path; `None` means not quantised.
     pub fn exceptions(&self) -> impl Iterator<Item = (&str, Option<QuantSpec>)> {
         self.exceptions.iter().map(|(path, spec)| (path.as_str(), *spec))
     }
 
     /// Finds the section: `quantization` is MLX's own. `quantization_config` is Hugging Face's name for what
-    /// any tool did; MLX writes its section under that name too, and only then do we understand it.
+    /// any tool did; MLX writes its section under that name too. Of other tools' methods we understand those whose
+    /// tensors say the rest themselves.
     pub(crate) fn from_config(root: &Value, path: &Path) -> Result<Quantization> {
         if let Some(section) = present(root.get("quantization")) {
             return Self::from_section(section, "quantization", path);
@@ -116,15 +128,48 @@ impl Quantization {
             },
         };
         match present(section.get("quant_method")) {
-            Some(Value::String(method)) if method == "mlx" => {}
-            Some(method) => return Err(unsupported(name, format!("quant_method {method}"))),
             None => {}
+            Some(Value::String(method)) => match method.as_str() {
+                "mlx" => {}
+                "mxfp4" => return Ok(Self::of_mode(Mode::Mxfp4)),
+                "mxfp8" => return Ok(Self::of_mode(Mode::Mxfp8)),
+                "fp8" => return Self::fp8(section, name, path),
+                _ => return Err(unsupported(name, format!("quant_method `{method}`"))),
+            },
+            Some(_) => return Err(field(path, &format!("{name}.quant_method"), "must be a string")),
         }
         if section.get("bits").is_some() && section.get("group_size").is_some() {
             Self::from_section(section, name, path)
         } else {
             Ok(Quantization::default())
         }
+    }
+
+    /// All weights in a mode that needs no more words.
+    fn of_mode(mode: Mode) -> Quantization {
+        Quantization { default: Some(mode.defaults()), ..Quantization::default() }
+    }
+
+    /// Hugging Face's `fp8`: e4m3 codes with a scale per block.
+    fn fp8(section: &Value, name: &str, path: &Path) -> Result<Quantization> {
+        match present(section.get("fmt")) {
+            None => {}
+            Some(Value::String(fmt)) if fmt == "e4m3" => {}
+            Some(fmt) => return Err(unsupported(name, format!("quant_method `fp8` with fmt {fmt}"))),
+        }
+        let sides = present(section.get("weight_block_size")).map(|value| {
+            let side =
+                |i: usize| value.get(i)?.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0);
+            match (value.as_array().map(Vec::len), side(0), side(1)) {
+                (Some(2), Some(rows), Some(cols)) => Ok([rows, cols]),
+                _ => {
+                    let at = format!("{name}.weight_block_size");
+                    Err(field(path, &at, "must be two whole numbers, rows and columns of a block"))
+                }
+            }
+        });
+        // The scales of an MLX section, if the same config has one, were found before this.
+        Ok(Quantization { fp8_block: sides.transpose()?, ..Quantization::default() })
     }
 
     fn from_section(section: &Value, name: &str, path: &Path) -> Result<Quantization> {
@@ -153,7 +198,7 @@ impl Quantization {
                 _ => None,
             };
         }
-        Ok(Quantization { default, exceptions })
+        Ok(Quantization { default, exceptions, fp8_block: None })
     }
 }
 
@@ -188,7 +233,7 @@ fn present(value: Option<&Value>) -> Option<&Value> {
 }
 
 pub(crate) fn unsupported(path: &str, found: String) -> Error {
-    Error::UnsupportedQuantization { path: path.to_owned(), found, supported: AFFINE.to_owned() }
+    Error::UnsupportedQuantization { path: path.to_owned(), found, supported: SUPPORTED.to_owned() }
 }
 
 fn field(path: &Path, field: &str, problem: &str) -> Error {
@@ -245,6 +290,58 @@ mod tests {
             matches!(&error, Error::UnsupportedQuantization { path, .. } if path == "quantization_config")
         );
         assert!(error.to_string().contains("gptq"), "{error}");
+    }
+
+    #[test]
+    fn methods_of_other_tools() {
+        for (method, mode) in [("mxfp4", Mode::Mxfp4), ("mxfp8", Mode::Mxfp8)] {
+            let q = read(json!({"quantization_config": {"quant_method": method, "bits": 3}})).unwrap();
+            assert_eq!((q.default, q.exceptions().count()), (Some(mode.defaults()), 0));
+        }
+        let fp8 = |more: Value| {
+            let mut section = json!({"quant_method": "fp8", "activation_scheme": "dynamic"});
+            section.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            [
+                json!({"quantization_config": section}),
+                json!({"text_config": {"quantization_config": section}}),
+            ]
+            .map(read)
+        };
+        for (more, block) in [
+            (json!({}), [128, 128]),
+            (json!({"fmt": "e4m3", "weight_block_size": [64, 32]}), [64, 32]),
+            (json!({"fmt": null, "weight_block_size": null}), [128, 128]),
+        ] {
+            for q in fp8(more).map(Result::unwrap) {
+                assert_eq!((q.default, q.fp8_block()), (None, block));
+            }
+        }
+        for sides in
+            [json!(128), json!([128]), json!([1, 2, 3]), json!([0, 128]), json!([1.5, 2]), json!("128")]
+        {
+            for error in fp8(json!({"weight_block_size": sides})).map(Result::unwrap_err) {
+                assert!(
+                    matches!(&error, Error::ConfigField { field, .. } if field.ends_with("quantization_config.weight_block_size")),
+                    "{error}"
+                );
+            }
+        }
+        for error in fp8(json!({"fmt": "e5m2"})).map(Result::unwrap_err) {
+            assert!(error.to_string().contains("e5m2"), "{error}");
+        }
+        for method in ["awq", "bitsandbytes", "compressed-tensors", "modelopt", ""] {
+            let error =
+                read(json!({"quantization_config": {"quant_method": method, "bits": 4}})).unwrap_err();
+            for word in
+                ["quantization_config", &format!("`{method}`"), "mxfp4", "mxfp8", "nvfp4", "fp8", "affine"]
+            {
+                assert!(error.to_string().contains(word), "{error}");
+            }
+        }
+        let error = read(json!({"quantization_config": {"quant_method": 3}})).unwrap_err();
+        assert!(
+            matches!(&error, Error::ConfigField { field, .. } if field == "quantization_config.quant_method")
+        );
     }
 
     #[test]

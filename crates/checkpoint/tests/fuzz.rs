@@ -9,7 +9,9 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-use checkpoint::{Checkpoint, Config, Dtype, quantize_affine};
+use checkpoint::{
+    Checkpoint, Config, Dtype, Weight, quantize_affine, quantize_mxfp4, quantize_mxfp8, quantize_nvfp4,
+};
 use common::*;
 use proptest::{
     collection::vec,
@@ -74,17 +76,29 @@ fn exercise(folder: &Path) {
                 checkpoint.matrix(path, last(1), cols),
                 checkpoint.stack(path, last(2), last(1), cols),
                 checkpoint.matrix(path, 2, cols),
+                checkpoint.tensor_weight(name, last(2), last(1), cols),
+                checkpoint.stack_of(&[path.to_owned(), "w".to_owned()], last(1), cols),
+                checkpoint.stack_of(&[path.to_owned(), path.to_owned()], last(1), cols),
             ] {
                 let Ok(weight) = weight else { continue };
-                if weight.count > 0 && weight.rows > 0 {
-                    let mut out = vec![0.0; weight.cols];
-                    weight.decode_row(weight.count - 1, weight.rows - 1, &mut out);
+                decode_last(&weight);
+                decode_last(&weight.row_range(weight.rows / 2..weight.rows));
+                if weight.count == 1 && weight.rows.is_multiple_of(2) {
+                    decode_last(&weight.head_rows(2, weight.rows / 4..weight.rows / 2));
                 }
-                assert!(weight.stored_bytes() <= checkpoint.total_bytes());
+                // A stack may name a matrix twice, and scales that were not f32 are now.
+                assert!(weight.stored_bytes() <= 4 * checkpoint.total_bytes());
             }
         }
     }
     assert!(checkpoint.unused().is_empty());
+}
+
+fn decode_last(weight: &Weight) {
+    if weight.count > 0 && weight.rows > 0 {
+        let mut out = vec![0.0; weight.cols];
+        weight.decode_row(weight.count - 1, weight.rows - 1, &mut out);
+    }
 }
 
 fn config_text() -> String {
@@ -92,7 +106,8 @@ fn config_text() -> String {
         "model_type": "test",
         "quantization": {
             "bits": 4, "group_size": 32, "mode": "affine",
-            "other": {"bits": 8, "group_size": 64}, "p": false
+            "other": {"bits": 8, "group_size": 64}, "p": false,
+            "mx8": {"mode": "mxfp8"}, "nv": {"bits": 4, "group_size": 16, "mode": "nvfp4"}
         },
         "text_config": {"quantization_config": {"bits": 3, "group_size": 64, "quant_method": "x"}}
     })
@@ -103,6 +118,8 @@ fn config_text() -> String {
 fn valid_model() -> (tempfile::TempDir, String, Vec<u8>) {
     let values: Vec<f32> = (0..128).map(|i| (i % 37) as f32 - 11.0).collect();
     let q = quantize_affine(&values, 64, 4, 32);
+    let [mx4, mx8, nv] =
+        [quantize_mxfp4, quantize_mxfp8, quantize_nvfp4].map(|quantise| quantise(&values, 64));
     let dir = folder(&json!({}));
     put(dir.path(), "config.json", config_text());
     put_tensors(
@@ -114,6 +131,15 @@ fn valid_model() -> (tempfile::TempDir, String, Vec<u8>) {
             ("w.biases", Dtype::F32, &[2, 2], floats(q.biases)),
             ("w.bias", Dtype::BF16, &[2], vec![0; 4]),
             ("e.weight", Dtype::F16, &[3, 2, 4], vec![1; 48]),
+            ("mx4.weight", Dtype::U32, &[2, 8], mx4.codes),
+            ("mx4.scales", Dtype::U8, &[2, 2], mx4.scales),
+            ("mx8.weight", Dtype::U32, &[2, 16], mx8.codes),
+            ("mx8.scales", Dtype::U8, &[2, 2], mx8.scales),
+            ("nv.weight", Dtype::U32, &[2, 8], nv.codes),
+            ("nv.scales", Dtype::U8, &[2, 4], nv.scales),
+            ("nv.global_scale", Dtype::F32, &[1], floats([3.0])),
+            ("fp8.weight", Dtype::F8_E4M3, &[4, 5], (0..20).collect()),
+            ("fp8.weight_scale_inv", Dtype::BF16, &[1, 1], vec![0x80, 0x3f]),
         ],
     );
     exercise(dir.path());
@@ -203,6 +229,15 @@ fn swap() -> impl Strategy<Value = Swap> {
             "\"w.scales\"",
             "\"e.weight\"",
             "\"mxfp4\"",
+            "\"nvfp4\"",
+            "\"fp8\"",
+            "\"F8_E4M3\"",
+            "\"F8_E8M0\"",
+            "\"BF16\"",
+            "\"e.weight_scale_inv\"",
+            "\"w.global_scale\"",
+            "128",
+            "16",
             "\"bits\"",
         ][..],
     );
@@ -304,12 +339,18 @@ fn random_configs() {
     });
 }
 
+/// As Hugging Face writes it: no section of MLX.
+fn foreign_config_text() -> String {
+    let section = json!({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]});
+    json!({"model_type": "test", "quantization_config": section}).to_string()
+}
+
 #[test]
 fn mutated_configs() {
     let (dir, _, _) = valid_model();
-    let text = config_text();
-    run(3000, (vec(swap(), 0..4), vec(edit(), 0..2)), |(swaps, edits)| {
-        let mut text = apply_swaps(&swaps, &text).into_bytes();
+    let texts = [config_text(), foreign_config_text()];
+    run(4000, (any::<bool>(), vec(swap(), 0..4), vec(edit(), 0..2)), |(foreign, swaps, edits)| {
+        let mut text = apply_swaps(&swaps, &texts[usize::from(foreign)]).into_bytes();
         apply(&edits, &mut text);
         if let Ok(config) = Config::from_str(&String::from_utf8_lossy(&text), Path::new("config.json")) {
             let _ = config.model_type();

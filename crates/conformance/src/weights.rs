@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use checkpoint::{Bytes, Float, Format, Weight, quantize_affine};
+use checkpoint::{
+    Bytes, Float, FloatRows, Format, Weight, quantize_affine, quantize_mxfp4, quantize_mxfp8, quantize_nvfp4,
+};
 
 use crate::formulas::decode;
 use crate::host::{Host, Rows};
@@ -44,6 +46,11 @@ pub const fn affine(bits: u32, group: usize, scale: Float) -> Format {
     Format::Affine { bits, group, scale }
 }
 
+/// Scales per block, as in DeepSeek's originals, with blocks small enough for small cases.
+pub const fn fp8(block_rows: usize, block_cols: usize) -> Format {
+    Format::Fp8Blocks { block_rows, block_cols }
+}
+
 /// Every format there is.
 pub fn formats() -> Vec<Format> {
     let floats = [Float::F32, Float::F16, Float::Bf16];
@@ -53,6 +60,7 @@ pub fn formats() -> Vec<Format> {
             formats.extend(floats.map(|scale| affine(bits, group, scale)));
         }
     }
+    formats.extend([Format::Mxfp4, Format::Mxfp8, Format::Nvfp4, fp8(128, 128), fp8(7, 48)]);
     formats
 }
 
@@ -61,6 +69,8 @@ pub fn format_name(format: Format) -> String {
     match format {
         Format::Plain(float) => format!("{float:?}").to_lowercase(),
         Format::Affine { bits, group, scale } => format!("q{bits}g{group}{scale:?}").to_lowercase(),
+        Format::Mxfp4 | Format::Mxfp8 | Format::Nvfp4 => format!("{format:?}").to_lowercase(),
+        Format::Fp8Blocks { block_rows, block_cols } => format!("fp8 in {block_rows}x{block_cols}"),
     }
 }
 
@@ -105,19 +115,76 @@ impl Recipe {
                 }
                 self.affine(&codes, &encode(scale, &scales), &encode(scale, &biases), rng)
             }
+            Format::Mxfp4 | Format::Mxfp8 | Format::Nvfp4 | Format::Fp8Blocks { .. } => {
+                self.small_floats(size, rng)
+            }
+        }
+    }
+
+    /// Random codes under random scales. Codes of 8 bits reach far: the scales that fit them are small.
+    fn small_floats(self, size: f32, rng: &mut Rng) -> Sample {
+        let Recipe { count, rows, cols, .. } = self;
+        let values = count * rows * cols;
+        let four = matches!(self.format, Format::Mxfp4 | Format::Nvfp4);
+        let mut codes = rng.bytes(if four { values / 2 } else { values });
+        let size = size / if four { 3.0 } else { 16.0 };
+        if !four {
+            // Two codes are not numbers.
+            codes.iter_mut().filter(|code| **code & 127 == 127).for_each(|code| *code ^= 0x41);
+        }
+        match self.format {
+            Format::Mxfp4 | Format::Mxfp8 => {
+                let middle = 127 + size.log2() as i32;
+                let scales: Vec<u8> =
+                    (0..values / 32).map(|_| (middle - 2 + rng.below(4) as i32) as u8).collect();
+                self.mx(&codes, &scales, rng)
+            }
+            Format::Nvfp4 => {
+                let scales: Vec<u8> = (0..values / 16).map(|_| 48 + rng.below(32) as u8).collect();
+                let global = (0..count).map(|_| size * 2688.0 * rng.uniform(0.2, 1.0)).collect();
+                self.nv(&codes, &scales, Some(global), rng)
+            }
+            Format::Fp8Blocks { block_rows, block_cols } => {
+                let blocks = count * rows.div_ceil(block_rows) * cols.div_ceil(block_cols);
+                let scales: Vec<f32> = (0..blocks).map(|_| size * rng.uniform(0.2, 1.0)).collect();
+                self.blocks(&codes, &scales, block_rows, block_cols, rng)
+            }
+            Format::Plain(_) | Format::Affine { .. } => unreachable!("built elsewhere"),
         }
     }
 
     /// Random floats with outliers, quantised as a converter does it.
     ///
     /// # Panics
-    /// If the format is a plain one.
+    /// If no converter here writes the format.
     pub fn quantise(self, rng: &mut Rng) -> Sample {
-        let Format::Affine { bits, group, scale } = self.format else { panic!("a plain format") };
         let size = 1.0 / (self.cols as f32).sqrt();
-        let values = rng.values(self.count * self.rows, self.cols).scaled(size);
-        let q = quantize_affine(&values.values, self.cols, bits, group);
-        self.affine(&q.codes, &encode(scale, &q.scales), &encode(scale, &q.biases), rng)
+        let values = rng.values(self.count * self.rows, self.cols).scaled(size).values;
+        let (values, cols) = (&values[..], self.cols);
+        match self.format {
+            Format::Affine { bits, group, scale } => {
+                let q = quantize_affine(values, cols, bits, group);
+                self.affine(&q.codes, &encode(scale, &q.scales), &encode(scale, &q.biases), rng)
+            }
+            Format::Mxfp4 => {
+                let FloatRows { codes, scales } = quantize_mxfp4(values, cols);
+                self.mx(&codes, &scales, rng)
+            }
+            Format::Mxfp8 => {
+                let FloatRows { codes, scales } = quantize_mxfp8(values, cols);
+                self.mx(&codes, &scales, rng)
+            }
+            Format::Nvfp4 => {
+                let FloatRows { codes, scales } = quantize_nvfp4(values, cols);
+                self.nv(&codes, &scales, None, rng)
+            }
+            Format::Plain(_) | Format::Fp8Blocks { .. } => panic!("{:?} is not written", self.format),
+        }
+    }
+
+    /// Whether [`Recipe::quantise`] knows the format.
+    pub fn quantisable(self) -> bool {
+        !matches!(self.format, Format::Plain(_) | Format::Fp8Blocks { .. })
     }
 
     fn plain(self, float: Float, data: &[u8], rng: &mut Rng) -> Sample {
@@ -138,6 +205,49 @@ impl Recipe {
             Weight::affine("w", count, rows, cols, bits, group, scale, data, s, b).expect("sizes fit");
         let values = decode::affine(codes, scales, biases, bits as usize, group, scale);
         self.finish(weight, values, rng)
+    }
+
+    fn mx(self, codes: &[u8], scales: &[u8], rng: &mut Rng) -> Sample {
+        let Recipe { count, rows, cols, .. } = self;
+        let four = self.format == Format::Mxfp4;
+        let make = if four { Weight::mxfp4 } else { Weight::mxfp8 };
+        let weight = make("w".to_owned(), count, rows, cols, self.bytes(codes), self.bytes(scales));
+        let values = (0..count * rows * cols).map(|i| {
+            let code = if four { decode::e2m1(codes, i) } else { decode::e4m3(codes[i]) };
+            code * 2f64.powi(i32::from(scales[i / 32]) - 127)
+        });
+        self.finish(weight.expect("sizes fit"), values.collect(), rng)
+    }
+
+    fn nv(self, codes: &[u8], scales: &[u8], global: Option<Vec<f32>>, rng: &mut Rng) -> Sample {
+        let Recipe { count, rows, cols, .. } = self;
+        let (data, s) = (self.bytes(codes), self.bytes(scales));
+        let weight = Weight::nvfp4("w", count, rows, cols, data, s, global.clone()).expect("sizes fit");
+        let values = (0..count * rows * cols).map(|i| {
+            let factor = global.as_ref().map_or(1.0, |g| f64::from(g[i / (rows * cols)]) / (6.0 * 448.0));
+            decode::e2m1(codes, i) * decode::e4m3(scales[i / 16]) * factor
+        });
+        self.finish(weight, values.collect(), rng)
+    }
+
+    fn blocks(
+        self,
+        codes: &[u8],
+        scales: &[f32],
+        block_rows: usize,
+        block_cols: usize,
+        rng: &mut Rng,
+    ) -> Sample {
+        let Recipe { count, rows, cols, .. } = self;
+        let (data, s) = (self.bytes(codes), self.bytes(&encode(Float::F32, scales)));
+        let weight = Weight::fp8_blocks("w", count, rows, cols, block_rows, block_cols, data, s);
+        let (down, across) = (rows.div_ceil(block_rows), cols.div_ceil(block_cols));
+        let values = (0..count * rows * cols).map(|i| {
+            let (m, r, c) = (i / (rows * cols), i / cols % rows, i % cols);
+            let scale = scales[(m * down + r / block_rows) * across + c / block_cols];
+            decode::e4m3(codes[i]) * f64::from(scale)
+        });
+        self.finish(weight.expect("sizes fit"), values.collect(), rng)
     }
 
     fn finish(self, mut weight: Weight, values: Vec<f64>, rng: &mut Rng) -> Sample {

@@ -2,9 +2,9 @@
 //! the prompt is cut, saved or batched.
 
 use backend::{Backend, CacheFloat};
-use conformance::models::{Fixture, fixtures, greedy, logits_in_chunks, relative_error};
+use conformance::models::{Fixture, fixtures, fixtures_folder, greedy, logits_in_chunks, relative_error};
 use cpu::{Cpu, Options};
-use models::{Logits, Model, Request};
+use models::{LayerImage, LayerShape, Logits, Model, Request, State};
 
 fn cpu(threads: usize) -> Cpu {
     Cpu::new(Options { threads: Some(threads), ..Options::default() }).unwrap()
@@ -111,11 +111,71 @@ fn threads_do_not_matter() {
     });
 }
 
+/// The fixtures that hold one model twice: under mlx-lm's names, and under Hugging Face's with `-hf` appended.
 #[test]
-fn only_vision_and_draft_tensors_stay_unused() {
+fn names_and_layouts_do_not_matter() {
+    let fixtures = fixtures();
+    let mut pairs = 0;
+    for original in fixtures.iter().filter(|f| f.name.ends_with("-hf")) {
+        let Some(converted) = fixtures.iter().find(|f| original.name == format!("{}-hf", f.name)) else {
+            continue;
+        };
+        pairs += 1;
+        assert_eq!(original.ids, converted.ids);
+        let logits = |fixture: &Fixture| {
+            let model = Model::load(&fixture.checkpoint, cpu(2)).unwrap();
+            fresh_logits(&model, CacheFloat::F32, &fixture.ids, 64)
+        };
+        assert!(logits(original) == logits(converted), "{} and {} differ", original.name, converted.name);
+    }
+    assert!(pairs >= 5, "only {pairs} pairs");
+}
+
+#[test]
+fn a_window_bounds_its_cache() {
+    let fixture = Fixture::open(&fixtures_folder().join("gemma4-moe-4bit"));
+    let model = Model::load(&fixture.checkpoint, cpu(2)).unwrap();
+    let mut state = model.state(CacheFloat::F32).unwrap();
+    logits_in_chunks(&model, &mut state, &fixture.ids, 8).unwrap();
+    let kept = |state: &State<Cpu>| {
+        let image = state.image(model.backend()).unwrap();
+        let tokens = image.layers.iter().map(|layer| match layer {
+            LayerImage::Kv(kv) => kv.len - kv.first,
+            LayerImage::Recurrent(_) => 0,
+        });
+        tokens.collect::<Vec<_>>()
+    };
+    let before = kept(&state);
+    for id in 0..200 {
+        logits_in_chunks(&model, &mut state, &[id % 100], 1).unwrap();
+    }
+    let windows = model.layer_shapes(CacheFloat::F32).into_iter().map(|shape| match shape {
+        LayerShape::Kv(kv) => kv.window,
+        LayerShape::Recurrent(_) => None,
+    });
+    let mut bounded = 0;
+    for ((before, after), window) in before.into_iter().zip(kept(&state)).zip(windows) {
+        match window {
+            // A window and the longest step that passed through it.
+            Some(window) => {
+                bounded += 1;
+                assert!(
+                    after <= before && after <= window + 8,
+                    "{before} tokens became {after}, window {window}"
+                );
+            }
+            None => assert_eq!(after, before + 200),
+        }
+    }
+    assert!(bounded > 0);
+}
+
+#[test]
+fn only_what_is_not_text_stays_unused() {
     each(|fixture, _| {
         for name in fixture.checkpoint.unused() {
-            assert!(name.contains("vision_tower.") || name.contains("mtp."), "{}: {name}", fixture.name);
+            let known = ["vision_tower.", "visual.", "embed_vision.", "mtp.", "layers.61.", "rotary_emb."];
+            assert!(known.iter().any(|k| name.contains(k)), "{}: {name}", fixture.name);
         }
     });
 }

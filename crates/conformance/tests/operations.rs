@@ -96,6 +96,7 @@ fn every_operation_has_cases() {
         "soft_cap",
         "rope_table",
         "gated_delta",
+        "mla",
         "kv_truncate",
         "kv_save",
         "recurrent_clone",

@@ -2,12 +2,13 @@
 
 use ::backend::{
     Activation, Attention, Backend, Batch, Error, Factor, GdnShape, GroupedSigmoid, Handle, KvImage, KvShape,
-    LatentAttention, RecurrentImage, Result, RopeSpec, Shape, Shared, Span, check,
+    LatentAttention, MlaWeights, RecurrentImage, Result, RopeSpec, Shape, Shared, Span, check,
 };
 use checkpoint::Weight;
 use rayon::prelude::*;
 
-use crate::ops::{attention, gdn, glu, layout, moe, norm, product, rope, sigmoid};
+use crate::ops::latent::Widths;
+use crate::ops::{attention, gdn, glu, latent, layout, moe, norm, product, rope, sigmoid};
 use crate::{Cpu, Experts, HeadMatrices, KvCache, Matrix, Numerics, Recurrent, Routes, Tensor};
 
 impl Cpu {
@@ -49,10 +50,7 @@ impl Cpu {
     fn head_product(&self, operation: &'static str, x: &Tensor, weights: &HeadMatrices) -> Result<Tensor> {
         let shape = check::head_product(operation, x.shape(), weights.weight.count, weights.product_shape())?;
         Ok(self.compute(shape.rows, shape.cols, || {
-            let rows = (0..shape.rows)
-                .into_par_iter()
-                .map(|t| product::head_products(&weights.weight, weights.transposed, x.row(t)));
-            rows.collect::<Vec<_>>().concat()
+            product::head_products(&weights.weight, weights.transposed, x.values(), shape.rows)
         }))
     }
 }
@@ -350,7 +348,7 @@ impl Backend for Cpu {
             let mut y = vec![0.0; batch.rows() * cols];
             for (span, cache) in batch.spans().iter().zip(caches) {
                 let y = &mut y[span.row * cols..][..span.len * cols];
-                attention::latent(q.rows(span.rows()), q_pe.rows(span.rows()), y, span, cache, spec, widths);
+                latent::absorbed(q.rows(span.rows()), q_pe.rows(span.rows()), y, span, cache, spec, widths);
             }
             y
         }))
@@ -358,6 +356,46 @@ impl Backend for Cpu {
 
     fn mla_unabsorb(&self, o: &Tensor, weights: &HeadMatrices) -> Result<Tensor> {
         self.head_product("mla_unabsorb", o, weights)
+    }
+
+    fn mla(
+        &self,
+        q: &Tensor,
+        q_pe: &Tensor,
+        weights: &MlaWeights<HeadMatrices>,
+        batch: &Batch<Self>,
+        caches: &[&KvCache],
+        spec: &LatentAttention,
+    ) -> Result<Tensor> {
+        let MlaWeights { embed_q, unembed_out } = weights;
+        let latents = check::head_product("mla", q.shape(), embed_q.weight.count, embed_q.product_shape())?;
+        let values =
+            check::head_product("mla", latents, unembed_out.weight.count, unembed_out.product_shape())?;
+        check::rows("mla", "the rows of q", q.shape(), batch.spans())?;
+        check::per_span("mla", batch.spans(), caches.len())?;
+        for (span, cache) in batch.spans().iter().zip(caches) {
+            check::mla_attention(latents, q_pe.shape(), spec.heads, &cache.shape, cache.len(), span)?;
+        }
+        let widths = Widths {
+            rank: embed_q.product_shape().rows,
+            pe: q_pe.shape().cols / spec.heads,
+            nope: embed_q.product_shape().cols,
+            value: unembed_out.product_shape().rows,
+        };
+        Ok(self.compute(values.rows, values.cols, || {
+            let span = |(span, cache): (&Span, &&KvCache)| {
+                latent::attention(
+                    q.rows(span.rows()),
+                    q_pe.rows(span.rows()),
+                    span,
+                    cache,
+                    weights,
+                    spec,
+                    widths,
+                )
+            };
+            batch.spans().iter().zip(caches).flat_map(span).collect()
+        }))
     }
 
     fn route_softmax(&self, logits: &Tensor, top_k: usize, renormalise: bool) -> Result<Routes> {

@@ -95,7 +95,31 @@ pub(crate) fn divisible(field: &str, total: usize, by_field: &str, by: usize) ->
     Ok(total / by)
 }
 
-/// The rotary embedding of `dim` channels of a head, from `rope_scaling` (or `rope_parameters`) in either spelling.
+/// The kind of a rotary embedding, in either spelling.
+fn rope_kind<'a>(scaling: Fields<'a>) -> Result<&'a str> {
+    Ok(match scaling.text("type")? {
+        Some(kind) => kind,
+        None => scaling.text("rope_type")?.unwrap_or("default"),
+    })
+}
+
+/// YaRN's parameters, when it is that.
+pub(crate) fn yarn(scaling: Fields<'_>) -> Result<Option<YarnSpec>> {
+    if !matches!(rope_kind(scaling)?, "yarn" | "deepseek_yarn") {
+        return Ok(None);
+    }
+    let or = |field, default| Ok::<_, Error>(scaling.number(field)?.unwrap_or(default));
+    Ok(Some(YarnSpec {
+        factor: scaling.required_positive("factor")?,
+        original_context: scaling.positive("original_max_position_embeddings")?.unwrap_or(4096.0),
+        beta_fast: or("beta_fast", 32.0)?,
+        beta_slow: or("beta_slow", 1.0)?,
+        mscale: or("mscale", 1.0)?,
+        mscale_all_dim: or("mscale_all_dim", 0.0)?,
+    }))
+}
+
+/// The rotary embedding of `dim` channels of a head, from `rope_scaling` or `rope_parameters`.
 pub(crate) fn rope(
     dim: usize,
     theta: f64,
@@ -103,35 +127,25 @@ pub(crate) fn rope(
     scaling: Option<Fields<'_>>,
 ) -> Result<RopeSpec> {
     if dim < 2 || !dim.is_multiple_of(2) {
-        return Err(problem(
-            "partial_rotary_factor",
-            format!("leaves {dim} rotated channels, expected an even number above 0"),
-        ));
+        let problem_text = format!("leaves {dim} rotated channels, expected an even number above 0");
+        return Err(problem("partial_rotary_factor", problem_text));
     }
     let Some(scaling) = scaling else { return Ok(RopeSpec::plain(dim, theta, pairing)) };
-    let kind = match scaling.text("type")? {
-        Some(kind) => kind,
-        None => scaling.text("rope_type")?.unwrap_or("default"),
-    };
-    match kind {
+    if let Some(yarn) = yarn(scaling)? {
+        return Ok(RopeSpec::yarn(dim, theta, pairing, &yarn));
+    }
+    match rope_kind(scaling)? {
         // Text alone has one position for all sections of a multimodal embedding.
         "default" | "mrope" => Ok(RopeSpec::plain(dim, theta, pairing)),
         "linear" => Ok(RopeSpec::linear(dim, theta, pairing, scaling.required_positive("factor")?)),
-        "yarn" | "deepseek_yarn" => {
-            let or = |field, default| Ok::<_, Error>(scaling.number(field)?.unwrap_or(default));
-            let yarn = YarnSpec {
-                factor: scaling.required_positive("factor")?,
-                original_context: scaling.positive("original_max_position_embeddings")?.unwrap_or(4096.0),
-                beta_fast: or("beta_fast", 32.0)?,
-                beta_slow: or("beta_slow", 1.0)?,
-                mscale: or("mscale", 1.0)?,
-                mscale_all_dim: or("mscale_all_dim", 0.0)?,
-            };
-            Ok(RopeSpec::yarn(dim, theta, pairing, &yarn))
+        "proportional" => {
+            let rotated = (dim as f64 * scaling.positive("partial_rotary_factor")?.unwrap_or(1.0)) as usize;
+            let factor = scaling.positive("factor")?.unwrap_or(1.0);
+            Ok(RopeSpec::proportional(dim, rotated.min(dim), theta, pairing, factor))
         }
         other => Err(problem(
             "rope_scaling",
-            format!("has type {other:?}; supported are default, linear, yarn and mrope"),
+            format!("has type {other:?}; supported are default, linear, yarn, mrope and proportional"),
         )),
     }
 }

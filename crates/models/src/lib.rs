@@ -5,7 +5,9 @@
 //! its `forward` what happens to a batch of tokens, in calls of [`backend::Backend`]; `layers` holds what families share.
 
 mod config;
+mod deepseek_v3;
 mod error;
+mod gemma4;
 mod layers;
 mod loader;
 mod model;
@@ -14,5 +16,6 @@ mod qwen3_5;
 mod state;
 
 pub use error::{Error, Result};
-pub use model::{FAMILIES, Logits, Model, Request, Summary};
+pub use loader::Loaded;
+pub use model::{FAMILIES, Logits, Model, Request, Summary, weights};
 pub use state::{LayerImage, LayerShape, LayerState, RecurrentSnapshot, State, StateImage};

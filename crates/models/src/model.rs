@@ -1,13 +1,23 @@
 //! A loaded model.
 
+use std::cell::RefCell;
+
 use backend::{Backend, Batch, CacheFloat};
 use checkpoint::Checkpoint;
 
+use crate::loader::Loaded;
 use crate::state::{LayerShape, State, StateImage};
-use crate::{Error, Result, qwen3, qwen3_5};
+use crate::{Error, Result, deepseek_v3, gemma4, qwen3, qwen3_5};
 
 /// The values of `model_type` that [`Model::load`] takes.
-pub const FAMILIES: &[&str] = &["qwen3_5_moe", "qwen3_5", "qwen3_next", "qwen3_moe", "qwen3"];
+pub const FAMILIES: &[&str] =
+    &["qwen3_5_moe", "qwen3_5", "qwen3_next", "qwen3_moe", "qwen3", "deepseek_v3", "gemma4", "gemma4_text"];
+
+/// What a family builds from a checkpoint.
+pub(crate) type Built<B> = (Box<dyn Network<B>>, Summary);
+
+/// Where weights are noted down as they are loaded, if anywhere.
+pub(crate) type Log<'a> = Option<&'a RefCell<Vec<(String, Loaded)>>>;
 
 /// What a family has to say for itself.
 pub(crate) trait Network<B: Backend>: Send {
@@ -57,6 +67,26 @@ pub struct Request<'a, B: Backend> {
     pub logits: Logits,
 }
 
+fn build<B: Backend>(checkpoint: &Checkpoint, backend: &B, log: Log<'_>) -> Result<Built<B>> {
+    let family = checkpoint.config().model_type()?;
+    let load = match family {
+        "qwen3_5_moe" | "qwen3_5" | "qwen3_next" => qwen3_5::load,
+        "qwen3_moe" | "qwen3" => qwen3::load,
+        "deepseek_v3" => deepseek_v3::load,
+        "gemma4" | "gemma4_text" => gemma4::load,
+        other => return Err(Error::UnknownFamily { found: other.into(), known: FAMILIES.join(", ") }),
+    };
+    load(checkpoint, backend, family, log)
+}
+
+/// Every weight of a checkpoint under mlx-lm's own name and in its layout, whatever the checkpoint's: what a conversion
+/// writes. `backend` only has to take the weights over, which costs nothing on the CPU.
+pub fn weights<B: Backend>(checkpoint: &Checkpoint, backend: &B) -> Result<Vec<(String, Loaded)>> {
+    let log = RefCell::new(Vec::new());
+    build(checkpoint, backend, Some(&log))?;
+    Ok(log.into_inner())
+}
+
 /// A model on a backend.
 pub struct Model<B: Backend> {
     backend: B,
@@ -68,12 +98,7 @@ pub struct Model<B: Backend> {
 impl<B: Backend> Model<B> {
     /// Builds the network that the checkpoint's config declares.
     pub fn load(checkpoint: &Checkpoint, backend: B) -> Result<Self> {
-        let family = checkpoint.config().model_type()?;
-        let (network, summary) = match family {
-            "qwen3_5_moe" | "qwen3_5" | "qwen3_next" => qwen3_5::load(checkpoint, &backend, family)?,
-            "qwen3_moe" | "qwen3" => qwen3::load(checkpoint, &backend, family)?,
-            other => return Err(Error::UnknownFamily { found: other.into(), known: FAMILIES.join(", ") }),
-        };
+        let (network, summary) = build(checkpoint, &backend, None)?;
         Ok(Self { backend, network, summary, identity: checkpoint.identity() })
     }
 

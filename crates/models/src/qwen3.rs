@@ -6,26 +6,27 @@ use checkpoint::Checkpoint;
 use crate::Result;
 use crate::config::Fields;
 use crate::layers::{
-    Attention, AttentionConfig, Decoder, DecoderConfig, FeedForward, Layer, Mixer, MoeConfig,
+    Attention, AttentionConfig, Decoder, DecoderConfig, FeedForward, Layer, Mixer, MoeConfig, SparseLayers,
 };
 use crate::loader::Loader;
-use crate::model::{Network, Summary};
+use crate::model::{Built, Log};
 
 pub(crate) fn load<B: Backend>(
     checkpoint: &Checkpoint,
     backend: &B,
     family: &str,
-) -> Result<(Box<dyn Network<B>>, Summary)> {
+    log: Log<'_>,
+) -> Result<Built<B>> {
     let fields = Fields(checkpoint.config().text());
     let frame = DecoderConfig::read(fields)?;
     let attention = AttentionConfig::read(fields, &frame, false, 1.0)?;
     let moe = match family {
-        "qwen3_moe" => MoeConfig::read(fields, &frame, false, false, false)?,
+        "qwen3_moe" => MoeConfig::read_qwen(fields, &frame, false, false, SparseLayers::read(fields)?)?,
         _ => None,
     };
     let count = fields.size("num_hidden_layers")?;
 
-    let root = Loader::new(checkpoint, backend, "");
+    let root = Loader::new(checkpoint, backend, "", log);
     let layer = |i: usize| {
         let layer = root.at("model").at("layers").at(i);
         let moe = moe.as_ref().filter(|moe| moe.covers(i));

@@ -8,29 +8,40 @@ use crate::Result;
 use crate::config::Fields;
 use crate::layers::{
     Attention, AttentionConfig, Decoder, DecoderConfig, FeedForward, GatedDelta, GatedDeltaConfig, Layer,
-    Mixer, MoeConfig,
+    Mixer, MoeConfig, SparseLayers,
 };
 use crate::loader::Loader;
-use crate::model::{Network, Summary};
+use crate::model::{Built, Log};
+
+/// 1 in the originals, which store the weights of all norms but the gated one minus one. They are known by the layout
+/// of their convolutions: `[channels, 1, kernel]`, where mlx-lm has `[channels, kernel, 1]`.
+fn norm_offset(checkpoint: &Checkpoint) -> f32 {
+    let conv = checkpoint.names().find(|name| name.ends_with(".linear_attn.conv1d.weight"));
+    match conv.and_then(|name| checkpoint.shape(name)) {
+        Some([_, 1, _]) => 1.0,
+        _ => 0.0,
+    }
+}
 
 pub(crate) fn load<B: Backend>(
     checkpoint: &Checkpoint,
     backend: &B,
     family: &str,
-) -> Result<(Box<dyn Network<B>>, Summary)> {
+    log: Log<'_>,
+) -> Result<Built<B>> {
     let fields = Fields(checkpoint.config().text());
     let next = family == "qwen3_next";
     let frame = DecoderConfig::read(fields)?;
     let attention = AttentionConfig::read(fields, &frame, true, 0.25)?;
     let delta = GatedDeltaConfig::read(fields, &frame, next)?;
-    let moe = MoeConfig::read(fields, &frame, true, !next, !next)?;
+    let sparse = if next { SparseLayers::read(fields)? } else { SparseLayers::all() };
+    let moe = MoeConfig::read_qwen(fields, &frame, true, !next, sparse)?;
     let interval = fields.size_or("full_attention_interval", 4)?;
     let count = fields.size("num_hidden_layers")?;
     let is_attention = |i: usize| (i + 1).is_multiple_of(interval);
 
-    // Conversions of the multimodal originals keep the text model in a branch of its own.
-    let prefix = if checkpoint.contains("language_model.model.norm.weight") { "language_model." } else { "" };
-    let root = Loader::new(checkpoint, backend, prefix);
+    let prefix = if next { "" } else { "language_model." };
+    let root = Loader::new(checkpoint, backend, prefix, log).with_norm_offset(norm_offset(checkpoint));
     let layer = |i: usize| {
         let layer = root.at("model").at("layers").at(i);
         let moe = moe.as_ref().filter(|moe| moe.covers(i));

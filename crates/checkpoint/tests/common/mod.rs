@@ -3,7 +3,7 @@
 
 use std::{fs, path::Path};
 
-use checkpoint::{Checkpoint, Dtype, Error, TensorSpec, write_file};
+use checkpoint::{Checkpoint, Dtype, Error, TensorSpec, Weight, write_file};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -56,6 +56,15 @@ pub fn ramp(n: usize) -> Vec<u8> {
 
 pub fn affine_config(bits: u32, group: usize) -> Value {
     json!({"model_type": "test", "quantization": {"bits": bits, "group_size": group}})
+}
+
+/// All values of a weight.
+pub fn decoded(weight: &Weight) -> Vec<f32> {
+    let mut all = vec![f32::NAN; weight.count * weight.rows * weight.cols];
+    for (i, out) in all.chunks_exact_mut(weight.cols).enumerate() {
+        weight.decode_row(i / weight.rows, i % weight.rows, out);
+    }
+    all
 }
 
 /// The error of opening a folder; its message must name all of `named`.

@@ -7,13 +7,13 @@ use super::{chunks, ensure, in_chunks, y};
 use crate::formulas::{moe, sigmoid};
 use crate::host::{Host, Rows};
 use crate::random::Rng;
-use crate::weights::{BF16, F32, Q4, Recipe, Sample, affine, format_name};
+use crate::weights::{BF16, F32, Q4, Recipe, Sample, affine, format_name, fp8};
 use crate::{Bound, Case};
 
 const BOUND: Bound = Bound::l2(2e-6);
 
 /// Tokens, experts, chosen, hidden size, width of an expert, format of gate and up, format of down.
-const SHAPES: [(usize, usize, usize, usize, usize, Format, Format); 9] = [
+const SHAPES: [(usize, usize, usize, usize, usize, Format, Format); 12] = [
     (1, 1, 1, 5, 3, F32, F32),
     (1, 8, 2, 128, 64, Q4, Q4),
     (1, 16, 16, 64, 64, Q4, Q4),
@@ -23,6 +23,9 @@ const SHAPES: [(usize, usize, usize, usize, usize, Format, Format); 9] = [
     (20, 200, 8, 64, 32, Q4, affine(6, 32, Float::Bf16)),
     (3, 6, 2, 2048, 128, Q4, Q4),
     (65, 3, 2, 7, 31, F32, BF16),
+    (5, 6, 2, 64, 96, Format::Mxfp4, Format::Mxfp4),
+    (70, 4, 2, 96, 48, Format::Mxfp8, Format::Nvfp4),
+    (9, 5, 3, 50, 70, fp8(128, 128), fp8(32, 16)),
 ];
 
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {

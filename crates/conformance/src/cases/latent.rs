@@ -1,6 +1,6 @@
 //! Multi-head latent attention.
 
-use backend::{Backend, CacheFloat, KvShape, LatentAttention, Result};
+use backend::{Backend, CacheFloat, KvShape, LatentAttention, MlaWeights, Result};
 use checkpoint::{Float, Format};
 
 use super::{chunks, in_chunks, one_span, spans, y};
@@ -130,7 +130,51 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         y(setup.steps(b, &mut cache, &s, [4996..4997, 4997..5000])?, &setup.expected(&s, 4996))
     }));
     cases.push(batched());
+    for (transposed, name) in [(false, "as stored"), (true, "from rows of one matrix")] {
+        cases.push(whole(transposed, name));
+    }
     cases
+}
+
+/// From queries to values: a long prompt, where expanding keys and values pays, then single tokens, where it does not.
+fn whole<B: Backend>(transposed: bool, name: &str) -> Case<B> {
+    Case::new("mla", format!("96 tokens, then one by one, {name}"), BOUND, move |b: &B, rng| {
+        let (nope, value, setup) = (16, 24, Setup::new(4, 64, 8, CacheFloat::F16));
+        let heads = setup.spec.heads;
+        let (rows, cols) = if transposed { (nope, setup.rank) } else { (setup.rank, nope) };
+        let format = if transposed { Q4 } else { BF16 };
+        let embed = Recipe::new(format, rows, cols).stack(heads).build(rng);
+        let unembed = Recipe::new(Q4, value, setup.rank).stack(heads).build(rng);
+        let weights = MlaWeights {
+            embed_q: b.head_matrices(&embed.weight, transposed)?,
+            unembed_out: b.head_matrices(&unembed.weight, false)?,
+        };
+        let plain = rng.calm(100, heads * nope);
+        let mut s = setup.sequence(rng, 100);
+        let absorbed = head_product(&embed, transposed, &plain.wide());
+        let stored = |x: &Host| x.wide_f16();
+        let scale = f64::from(setup.spec.scale);
+        let o = latent(&absorbed, &s.q_pe.wide(), 0, &stored(&s.c), &stored(&s.k_pe), heads, scale);
+        let expected = head_product(&unembed, false, &o);
+
+        s.q = plain;
+        let mut cache = setup.cache(b)?;
+        let mut out = Vec::new();
+        for r in [0..96, 96..97, 97..98, 98..100] {
+            let batch = one_span(b, r.len(), r.start)?;
+            let on = |x: &Host| x.slice(r.clone()).on(b);
+            b.mla_append(&on(&s.c)?, &on(&s.k_pe)?, &batch, &mut [&mut cache])?;
+            out.extend(b.read(&b.mla(
+                &on(&s.q)?,
+                &on(&s.q_pe)?,
+                &weights,
+                &batch,
+                &[&cache],
+                &setup.spec,
+            )?)?);
+        }
+        y(out, &expected)
+    })
 }
 
 fn product<B: Backend>(operation: &'static str, detail: &str, recipe: Recipe, transposed: bool) -> Case<B> {

@@ -5,11 +5,11 @@ use checkpoint::{Float, Format};
 
 use super::{in_chunks, y};
 use crate::formulas::{norms, products};
-use crate::weights::{BF16, F16, F32, Q4, Recipe, affine, format_name, formats};
+use crate::weights::{BF16, F16, F32, Q4, Recipe, affine, format_name, formats, fp8};
 use crate::{Bound, Case, Output};
 
 /// Tokens, outputs, inputs, format, bound. Odd sizes where the format allows them.
-const SHAPES: [(usize, usize, usize, Format, f64); 12] = [
+const SHAPES: [(usize, usize, usize, Format, f64); 17] = [
     (1, 1, 1, F32, 1e-6),
     (1, 1, 7, BF16, 1e-6),
     (7, 3, 1, F16, 1e-6),
@@ -22,6 +22,11 @@ const SHAPES: [(usize, usize, usize, Format, f64); 12] = [
     (2, 1000, 64, affine(6, 32, Float::F32), 1e-6),
     (9, 1, 128, affine(5, 64, Float::Bf16), 1e-6),
     (300, 5, 96, affine(2, 32, Float::Bf16), 1e-6),
+    (4, 65, 2880, Format::Mxfp4, 2e-6),
+    (1, 33, 4096, Format::Mxfp8, 2e-6),
+    (70, 129, 48, Format::Nvfp4, 1e-6),
+    (2, 300, 577, fp8(128, 128), 1e-6),
+    (40, 17, 33, fp8(16, 8), 1e-6),
 ];
 
 /// For shapes in which only the format is of interest.
@@ -40,7 +45,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
             SMALL,
         ));
         cases.push(embed(format!("{name}, n=6, [19, 256]"), recipe));
-        if let Format::Affine { .. } = format {
+        if recipe.quantisable() {
             cases.push(quantised(format!("{name} as a converter writes it, n=4, [19, 256]"), recipe));
         }
     }
@@ -52,6 +57,8 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         (Recipe::new(Q4, 50, 128).bias(), "q4 with bias"),
         (Recipe::new(BF16, 50, 77), "bf16"),
         (Recipe::new(affine(3, 32, Float::F16), 50, 96), "q3"),
+        (Recipe::new(Format::Mxfp4, 50, 96), "mxfp4"),
+        (Recipe::new(fp8(32, 64), 50, 99).bias(), "fp8"),
     ] {
         cases.push(split(name, recipe));
         cases.push(matmul_add(name, recipe));
@@ -165,7 +172,7 @@ fn shared_input<B: Backend>() -> Case<B> {
 fn row_ranges<B: Backend>() -> Case<B> {
     Case::new("matmul", "row ranges of an unaligned weight, n=2", SMALL, |b: &B, rng| {
         let mut outputs = Vec::new();
-        for format in [Q4, affine(3, 64, Float::F32), F16] {
+        for format in [Q4, affine(3, 64, Float::F32), F16, Format::Mxfp4, Format::Nvfp4, fp8(16, 48)] {
             let whole = Recipe::new(format, 40, 128).bias().unaligned().build(rng);
             let x = rng.values(2, 128);
             for range in [0..13, 13..40, 39..40] {

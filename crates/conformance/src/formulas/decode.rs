@@ -39,3 +39,25 @@ pub fn affine(
     };
     (0..codes.len() * 8 / bits).map(value).collect()
 }
+
+/// The 4-bit float `i` of a stream: sign, two bits of exponent with bias 1, one of mantissa.
+pub fn e2m1(codes: &[u8], i: usize) -> f64 {
+    small(u32::from(codes[i / 2] >> (i % 2 * 4)) & 15, 2, 1)
+}
+
+/// An 8-bit float: sign, four bits of exponent with bias 7, three of mantissa.
+pub fn e4m3(code: u8) -> f64 {
+    assert!(code & 127 != 127, "the samples are finite");
+    small(u32::from(code), 4, 3)
+}
+
+fn small(code: u32, exponent_bits: u32, mantissa_bits: u32) -> f64 {
+    let sign = if code >> (exponent_bits + mantissa_bits) == 1 { -1.0 } else { 1.0 };
+    let exponent = code >> mantissa_bits & ((1 << exponent_bits) - 1);
+    let fraction = f64::from(code & ((1 << mantissa_bits) - 1)) / f64::from(1 << mantissa_bits);
+    let bias = (1 << (exponent_bits - 1)) - 1;
+    match exponent {
+        0 => sign * fraction * 2f64.powi(1 - bias),
+        _ => sign * (1.0 + fraction) * 2f64.powi(exponent as i32 - bias),
+    }
+}

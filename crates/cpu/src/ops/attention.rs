@@ -1,6 +1,6 @@
 //! Attention over caches.
 
-use ::backend::{Attention, LatentAttention, Mask, Span};
+use ::backend::{Attention, Mask, Span};
 use rayon::prelude::*;
 
 use super::product::dot;
@@ -11,7 +11,7 @@ const BLOCK: usize = 64;
 
 /// Softmax-weighted sum of values over positions `from..to`, in blocks with a running maximum and sum.
 /// `score(position)` is the scaled score, `value(position, out)` reads a value.
-fn weighted_sum(
+pub(super) fn weighted_sum(
     from: usize,
     to: usize,
     out: &mut [f32],
@@ -63,27 +63,5 @@ pub(crate) fn attention(
             spec.soft_cap.map_or(s, |cap| cap * (s / cap).tanh())
         };
         weighted_sum(from, to, out, score, |at, v| cache.value(at, kv_head, v));
-    });
-}
-
-/// Latent attention of one span: keys are `[c | k_pe]`, values the `c` of them.
-pub(crate) fn latent(
-    q: &[f32],
-    q_pe: &[f32],
-    y: &mut [f32],
-    span: &Span,
-    cache: &KvCache,
-    spec: &LatentAttention,
-    (rank, pe): (usize, usize),
-) {
-    let heads = y.par_chunks_exact_mut(rank).zip(q.par_chunks_exact(rank)).zip(q_pe.par_chunks_exact(pe));
-    heads.enumerate().for_each(|(i, ((out, q), q_pe))| {
-        let to = span.position + i / spec.heads + 1;
-        let mut k = vec![0.0; rank + pe];
-        let score = |at| {
-            cache.key(at, 0, &mut k);
-            (dot(q, &k[..rank]) + dot(q_pe, &k[rank..])) * spec.scale
-        };
-        weighted_sum(0, to, out, score, |at, v| cache.key(at, 0, v));
     });
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod attention;
 pub(crate) mod gdn;
+pub(crate) mod latent;
 pub(crate) mod layout;
 pub(crate) mod moe;
 pub(crate) mod norm;

@@ -48,6 +48,9 @@ pub(crate) fn matmul(weight: &Weight, x: &[f32], n: usize) -> Vec<f32> {
 
 /// The same on the calling thread, for matrix `m` of a stack.
 pub(crate) fn matmul_one(weight: &Weight, m: usize, x: &[f32], n: usize) -> Vec<f32> {
+    if n == 0 {
+        return Vec::new();
+    }
     let mut by_row = vec![0.0; weight.rows * n];
     let mut decoded = vec![0.0; weight.cols];
     for (r, out) in by_row.chunks_exact_mut(n).enumerate() {
@@ -79,21 +82,42 @@ fn transpose(by_row: Vec<f32>, rows: usize, n: usize) -> Vec<f32> {
     y
 }
 
-/// `y[h] = W[h] x[h]` for every head of one token, or `W[h]^T x[h]` when the stored matrix is transposed.
-pub(crate) fn head_products(weight: &Weight, transposed: bool, x: &[f32]) -> Vec<f32> {
+/// `y[t, h] = W[h] x[t, h]` for every head of `n` tokens, or `W[h]^T x[t, h]` when `transposed`.
+pub(crate) fn head_products(weight: &Weight, transposed: bool, x: &[f32], n: usize) -> Vec<f32> {
     let (inner, outer) = if transposed { (weight.rows, weight.cols) } else { (weight.cols, weight.rows) };
-    let mut y = vec![0.0; weight.count * outer];
-    y.par_chunks_exact_mut(outer).zip(x.par_chunks_exact(inner)).enumerate().for_each(|(h, (y, x))| {
-        if !transposed {
-            return y.copy_from_slice(&matmul_one(weight, h, x, 1));
-        }
-        let mut decoded = vec![0.0; weight.cols];
-        for (r, x) in x.iter().enumerate() {
-            weight.decode_row(h, r, &mut decoded);
-            y.iter_mut().zip(&decoded).for_each(|(y, w)| *y += x * w);
-        }
-    });
-    y
+    let heads = weight.count;
+    let by_head: Vec<Vec<f32>> = (0..heads)
+        .into_par_iter()
+        .map(|h| {
+            let x: Vec<f32> = (0..n).flat_map(|t| &x[(t * heads + h) * inner..][..inner]).copied().collect();
+            head_product(weight, h, transposed, &x, n)
+        })
+        .collect();
+    interleave(&by_head, outer, n)
+}
+
+/// One head's matrix, or its transpose, times `n` vectors: `[n, out]`.
+pub(crate) fn head_product(weight: &Weight, h: usize, transposed: bool, x: &[f32], n: usize) -> Vec<f32> {
+    if !transposed {
+        return matmul_one(weight, h, x, n);
+    }
+    // Turned round first, so that the same matrix gives the same bits whichever way it is stored.
+    let (inner, outer) = (weight.rows, weight.cols);
+    let mut turned = vec![0.0; inner * outer];
+    let mut decoded = vec![0.0; outer];
+    for r in 0..inner {
+        weight.decode_row(h, r, &mut decoded);
+        decoded.iter().enumerate().for_each(|(c, w)| turned[c * inner + r] = *w);
+    }
+    x.chunks_exact(inner).flat_map(|x| turned.chunks_exact(inner).map(|w| dot(w, x))).collect()
+}
+
+/// Heads `[n, width]` each, side by side in the rows of one `[n, heads * width]`.
+pub(crate) fn interleave(by_head: &[Vec<f32>], width: usize, n: usize) -> Vec<f32> {
+    (0..n)
+        .flat_map(|t| by_head.iter().flat_map(move |head| &head[t * width..(t + 1) * width]))
+        .copied()
+        .collect()
 }
 
 /// `y[t] = scale * table[tokens[t]]`

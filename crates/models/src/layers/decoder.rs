@@ -2,7 +2,7 @@
 
 use backend::{Backend, Batch, CacheFloat, Factor};
 
-use super::{Attention, FeedForward, GatedDelta};
+use super::{Attention, FeedForward, GatedDelta, LatentAttention};
 use crate::Result;
 use crate::config::Fields;
 use crate::loader::Loader;
@@ -13,6 +13,7 @@ use crate::state::{self, LayerShape, State};
 pub(crate) enum Mixer<B: Backend> {
     Attention(Attention<B>),
     GatedDelta(GatedDelta<B>),
+    Latent(LatentAttention<B>),
 }
 
 /// One residual layer: `h += mixer(norm(h)); h += feed_forward(norm(h))`.
@@ -84,6 +85,7 @@ impl<B: Backend> Network<B> for Decoder<B> {
             let x = b.rms_norm(&h, Some(&layer.input_norm), self.eps)?;
             let mixed = match &layer.mixer {
                 Mixer::Attention(attention) => attention.forward(b, &x, batch, state::caches(states, i))?,
+                Mixer::Latent(attention) => attention.forward(b, &x, batch, state::caches(states, i))?,
                 Mixer::GatedDelta(delta) => delta.forward(b, &x, batch, state::recurrent(states, i))?,
             };
             let (residual, x) = b.add_norm(&h, &mixed, &layer.post_norm, self.eps, Factor::One)?;
@@ -99,6 +101,7 @@ impl<B: Backend> Network<B> for Decoder<B> {
     fn layer_shapes(&self, float: CacheFloat) -> Vec<LayerShape> {
         let shape = |layer: &Layer<B>| match &layer.mixer {
             Mixer::Attention(attention) => LayerShape::Kv(attention.kv_shape(float)),
+            Mixer::Latent(attention) => LayerShape::Kv(attention.kv_shape(float)),
             Mixer::GatedDelta(delta) => LayerShape::Recurrent(delta.shape()),
         };
         self.layers.iter().map(shape).collect()

@@ -1,31 +1,62 @@
 //! The second half of a layer: a gated unit, or routed experts beside a shared one.
 
-use backend::{Activation, Backend};
+use backend::{Activation, Backend, GroupedSigmoid, Shared};
 
 use super::DecoderConfig;
 use crate::Result;
 use crate::config::{Fields, problem};
-use crate::loader::Loader;
+use crate::loader::{ExpertNames, Loader};
 
-/// `down(silu(gate x) * up x)`
+/// `down(act(gate x) * up x)`
 pub(crate) struct Mlp<B: Backend> {
     gate_proj: B::Matrix,
     up_proj: B::Matrix,
     down_proj: B::Matrix,
+    activation: Activation,
 }
 
 impl<B: Backend> Mlp<B> {
-    pub fn load(loader: &Loader<'_, B>, hidden: usize, width: usize) -> Result<Self> {
+    pub fn load(loader: &Loader<'_, B>, hidden: usize, width: usize, activation: Activation) -> Result<Self> {
         Ok(Self {
             gate_proj: loader.matrix("gate_proj", width, hidden)?,
             up_proj: loader.matrix("up_proj", width, hidden)?,
             down_proj: loader.matrix("down_proj", hidden, width)?,
+            activation,
         })
     }
 
-    fn hidden(&self, b: &B, x: &B::Tensor) -> Result<B::Tensor> {
-        Ok(b.gate_up(x, &self.gate_proj, &self.up_proj, Activation::Silu)?)
+    pub fn forward(&self, b: &B, x: &B::Tensor) -> Result<B::Tensor> {
+        let hidden = b.gate_up(x, &self.gate_proj, &self.up_proj, self.activation)?;
+        Ok(b.matmul(&hidden, &self.down_proj)?)
     }
+
+    /// `residual + f(x)`
+    fn forward_add(&self, b: &B, x: &B::Tensor, residual: B::Tensor) -> Result<B::Tensor> {
+        let hidden = b.gate_up(x, &self.gate_proj, &self.up_proj, self.activation)?;
+        Ok(b.matmul_add(&hidden, &self.down_proj, residual)?)
+    }
+}
+
+/// How experts are chosen.
+#[derive(Clone, Debug)]
+pub(crate) enum Routing {
+    /// The largest of a softmax (Qwen).
+    Softmax {
+        top_k: usize,
+        /// Whether the weights of the chosen experts are made to sum 1.
+        renormalise: bool,
+    },
+    /// Biased sigmoids in groups (DeepSeek).
+    GroupedSigmoid(GroupedSigmoid),
+}
+
+/// The expert that every token passes through.
+#[derive(Clone, Debug)]
+pub(crate) struct SharedConfig {
+    pub name: &'static str,
+    pub width: usize,
+    /// Whether a projection of the token weighs it (Qwen).
+    pub gated: bool,
 }
 
 /// Shape of a layer of experts.
@@ -33,123 +64,173 @@ impl<B: Backend> Mlp<B> {
 pub(crate) struct MoeConfig {
     pub hidden: usize,
     pub experts: usize,
-    pub top_k: usize,
     pub width: usize,
-    /// Width of the shared expert, when there is one.
-    pub shared_width: Option<usize>,
-    /// Whether the weights of the chosen experts are made to sum 1.
-    pub renormalise: bool,
-    layers: SparseLayers,
+    pub routing: Routing,
+    pub shared: Option<SharedConfig>,
+    pub layers: SparseLayers,
 }
 
-/// Which layers have experts: every `step`-th but those listed.
+/// Which layers have experts: from `first` on, those whose number plus `phase` is a multiple of `step`, but not those
+/// listed.
 #[derive(Clone, Debug)]
-struct SparseLayers {
-    step: usize,
-    dense: Vec<usize>,
+pub(crate) struct SparseLayers {
+    pub first: usize,
+    pub step: usize,
+    pub phase: usize,
+    pub dense: Vec<usize>,
+}
+
+impl SparseLayers {
+    /// Every layer.
+    pub fn all() -> Self {
+        Self { first: 0, step: 1, phase: 0, dense: Vec::new() }
+    }
+
+    /// Qwen's fields.
+    pub fn read(fields: Fields<'_>) -> Result<Self> {
+        let step = fields.size_or("decoder_sparse_step", 1)?;
+        Ok(Self { first: 0, step, phase: 1, dense: fields.counts("mlp_only_layers")? })
+    }
+
+    fn contain(&self, layer: usize) -> bool {
+        layer >= self.first && (layer + self.phase).is_multiple_of(self.step) && !self.dense.contains(&layer)
+    }
 }
 
 impl MoeConfig {
-    /// The experts a config declares, if any: `shared` when each layer has a shared one; `renormalise` is the family's
-    /// default; `every_layer` for families that have no dense layers among them, whatever the config says.
-    pub fn read(
+    /// The experts a Qwen config declares, if any: `shared` when each layer has a shared one; `renormalise` is the
+    /// family's default.
+    pub fn read_qwen(
         fields: Fields<'_>,
         frame: &DecoderConfig,
         shared: bool,
         renormalise: bool,
-        every_layer: bool,
+        layers: SparseLayers,
     ) -> Result<Option<Self>> {
         let experts = fields.count("num_experts")?.unwrap_or(0);
         if experts == 0 {
             return Ok(None);
         }
-        let top_k = fields.size("num_experts_per_tok")?;
-        if top_k > experts {
-            return Err(problem(
-                "num_experts_per_tok",
-                format!("is {top_k}, more than num_experts = {experts}"),
-            ));
-        }
-        let layers = match every_layer {
-            true => SparseLayers { step: 1, dense: Vec::new() },
-            false => SparseLayers {
-                step: fields.size_or("decoder_sparse_step", 1)?,
-                dense: fields.counts("mlp_only_layers")?,
-            },
+        let shared = match shared {
+            true => {
+                let width = fields.size("shared_expert_intermediate_size")?;
+                Some(SharedConfig { name: "shared_expert", width, gated: true })
+            }
+            false => None,
         };
         Ok(Some(Self {
             hidden: frame.hidden,
             experts,
-            top_k,
             width: fields.size("moe_intermediate_size")?,
-            shared_width: if shared { Some(fields.size("shared_expert_intermediate_size")?) } else { None },
-            renormalise: fields.flag("norm_topk_prob", renormalise)?,
+            routing: Routing::Softmax {
+                top_k: read_top_k(fields, "num_experts_per_tok", experts)?,
+                renormalise: fields.flag("norm_topk_prob", renormalise)?,
+            },
+            shared,
             layers,
         }))
     }
 
     /// Whether a layer has experts.
     pub fn covers(&self, layer: usize) -> bool {
-        !self.layers.dense.contains(&layer) && (layer + 1).is_multiple_of(self.layers.step)
+        self.layers.contain(layer)
+    }
+
+    fn top_k(&self) -> usize {
+        match &self.routing {
+            Routing::Softmax { top_k, .. } => *top_k,
+            Routing::GroupedSigmoid(spec) => spec.top_k,
+        }
     }
 
     /// A line for people.
     pub fn describe(&self, layers: usize) -> (String, String) {
-        let Self { experts, top_k, width, shared_width, .. } = self;
         let covered = (0..layers).filter(|i| self.covers(*i)).count();
-        let shared = shared_width.map_or(String::new(), |w| format!(", shared expert of {w}"));
-        ("experts".into(), format!("{covered} layers, {experts} of width {width}, {top_k} per token{shared}"))
+        let shared =
+            self.shared.as_ref().map_or(String::new(), |s| format!(", shared expert of {}", s.width));
+        let Self { experts, width, .. } = self;
+        (
+            "experts".into(),
+            format!("{covered} layers, {experts} of width {width}, {} per token{shared}", self.top_k()),
+        )
+    }
+}
+
+/// Experts per token, no more than there are.
+pub(crate) fn read_top_k(fields: Fields<'_>, field: &str, experts: usize) -> Result<usize> {
+    match fields.size(field)? {
+        top_k if top_k > experts => {
+            Err(problem(field, format!("is {top_k}, but there are {experts} experts")))
+        }
+        top_k => Ok(top_k),
     }
 }
 
 /// A shared expert and the projection that gates it.
-struct Shared<B: Backend> {
+struct SharedExpert<B: Backend> {
     mlp: Mlp<B>,
-    gate: B::Matrix,
+    gate: Option<B::Matrix>,
 }
 
-/// Softmax-routed experts, with or without a shared one.
+/// Routed experts, with or without a shared one.
 pub(crate) struct Moe<B: Backend> {
-    config: MoeConfig,
+    routing: Routing,
     router: B::Matrix,
+    /// Of a sigmoid router.
+    correction_bias: Option<B::Tensor>,
     experts: B::Experts,
-    shared: Option<Shared<B>>,
+    shared: Option<SharedExpert<B>>,
 }
+
+const NAMES: ExpertNames = ExpertNames { stacked: "switch_mlp", original: "experts" };
 
 impl<B: Backend> Moe<B> {
     pub fn load(loader: &Loader<'_, B>, config: &MoeConfig) -> Result<Self> {
         let MoeConfig { hidden, experts, width, .. } = *config;
-        let stacks = loader.at("switch_mlp");
-        let gate = stacks.stack("gate_proj", experts, width, hidden)?;
-        let up = stacks.stack("up_proj", experts, width, hidden)?;
-        let down = stacks.stack("down_proj", experts, hidden, width)?;
-        let shared = |width| {
-            let mlp = Mlp::load(&loader.at("shared_expert"), hidden, width)?;
-            Ok::<_, crate::Error>(Shared { mlp, gate: loader.matrix("shared_expert_gate", 1, hidden)? })
+        let shared = |shared: &SharedConfig| {
+            let mlp = Mlp::load(&loader.at(shared.name), hidden, shared.width, Activation::Silu)?;
+            let gate = shared.gated.then(|| loader.matrix(&format!("{}_gate", shared.name), 1, hidden));
+            Ok::<_, crate::Error>(SharedExpert { mlp, gate: gate.transpose()? })
         };
         Ok(Self {
             router: loader.matrix("gate", experts, hidden)?,
-            experts: loader.backend.expert_weights(&gate, &up, &down)?,
-            shared: config.shared_width.map(shared).transpose()?,
-            config: config.clone(),
+            correction_bias: match config.routing {
+                Routing::Softmax { .. } => None,
+                Routing::GroupedSigmoid(_) => {
+                    Some(loader.at("gate").vector("e_score_correction_bias", experts)?)
+                }
+            },
+            experts: loader.experts(&NAMES, experts, width, hidden)?,
+            shared: config.shared.as_ref().map(shared).transpose()?,
+            routing: config.routing.clone(),
         })
     }
-}
 
-impl<B: Backend> Moe<B> {
+    fn route(&self, b: &B, logits: &B::Tensor) -> Result<B::Routes> {
+        Ok(match (&self.routing, &self.correction_bias) {
+            (Routing::GroupedSigmoid(spec), Some(bias)) => b.route_sigmoid_grouped(logits, bias, spec)?,
+            (Routing::GroupedSigmoid(_), None) => unreachable!("a sigmoid router is loaded with its bias"),
+            (Routing::Softmax { top_k, renormalise }, _) => b.route_softmax(logits, *top_k, *renormalise)?,
+        })
+    }
+
     fn forward(&self, b: &B, x: &B::Tensor, residual: B::Tensor) -> Result<B::Tensor> {
-        let routed = |logits: &B::Tensor| {
-            let routes = b.route_softmax(logits, self.config.top_k, self.config.renormalise)?;
-            b.experts(x, &routes, &self.experts, Activation::Silu)
+        let gate = self.shared.as_ref().and_then(|shared| shared.gate.as_ref());
+        let (logits, gate) = match gate {
+            Some(gate) => {
+                let [logits, gate] = b.matmuls(x, [&self.router, gate])?;
+                (logits, Some(gate))
+            }
+            None => (b.matmul(x, &self.router)?, None),
         };
-        let Some(Shared { mlp, gate }) = &self.shared else {
-            let y = routed(&b.matmul(x, &self.router)?)?;
-            return Ok(b.combine(&residual, &y, backend::Shared::Absent)?);
+        let y = b.experts(x, &self.route(b, &logits)?, &self.experts, Activation::Silu)?;
+        let shared = self.shared.as_ref().map(|shared| shared.mlp.forward(b, x)).transpose()?;
+        let shared = match (&shared, &gate) {
+            (Some(x), Some(gate)) => Shared::Gated { x, gate },
+            (Some(x), None) => Shared::Plain(x),
+            (None, _) => Shared::Absent,
         };
-        let [logits, gate] = b.matmuls(x, [&self.router, gate])?;
-        let y = routed(&logits)?;
-        let shared = b.matmul(&mlp.hidden(b, x)?, &mlp.down_proj)?;
-        Ok(b.combine(&residual, &y, backend::Shared::Gated { x: &shared, gate: &gate })?)
+        Ok(b.combine(&residual, &y, shared)?)
     }
 }
 
@@ -169,14 +250,17 @@ impl<B: Backend> FeedForward<B> {
     ) -> Result<Self> {
         Ok(match moe {
             Some(moe) => FeedForward::Sparse(Moe::load(loader, moe)?),
-            None => FeedForward::Dense(Mlp::load(loader, hidden, fields.size("intermediate_size")?)?),
+            None => {
+                let width = fields.size("intermediate_size")?;
+                FeedForward::Dense(Mlp::load(loader, hidden, width, Activation::Silu)?)
+            }
         })
     }
 
     /// `residual + f(x)`
     pub fn forward(&self, b: &B, x: &B::Tensor, residual: B::Tensor) -> Result<B::Tensor> {
         match self {
-            FeedForward::Dense(mlp) => Ok(b.matmul_add(&mlp.hidden(b, x)?, &mlp.down_proj, residual)?),
+            FeedForward::Dense(mlp) => mlp.forward_add(b, x, residual),
             FeedForward::Sparse(moe) => moe.forward(b, x, residual),
         }
     }

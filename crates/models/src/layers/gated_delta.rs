@@ -77,11 +77,17 @@ impl<B: Backend> GatedDelta<B> {
             in_proj,
             core: GdnWeights {
                 shape,
-                conv: loader.table("conv1d.weight", channels, shape.kernel)?,
+                conv: loader.backend.upload(
+                    channels,
+                    shape.kernel,
+                    // mlx-lm's layout; the originals' [channels, 1, kernel] is the same in memory.
+                    &loader.values("conv1d.weight", &[channels, shape.kernel, 1])?,
+                )?,
                 a_log: loader.vector("A_log", heads)?,
                 dt_bias: loader.vector("dt_bias", heads)?,
             },
-            norm: loader.norm("norm", shape.value_dim)?,
+            // A vector, not a norm like the others: no checkpoint stores it minus one.
+            norm: loader.vector("norm.weight", shape.value_dim)?,
             out_proj: loader.matrix("out_proj", hidden, values)?,
         })
     }

@@ -75,14 +75,22 @@ fn describe_unused(unused: &[String], table: &mut Table) {
     if unused.is_empty() {
         return table.row("unused", "no tensor");
     }
-    let mut branches: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut branches: BTreeMap<String, usize> = BTreeMap::new();
     for name in unused {
-        let branch = name.strip_prefix("language_model.").unwrap_or(name);
-        *branches.entry(branch.split('.').next().unwrap_or(branch)).or_default() += 1;
+        let parts: Vec<&str> = name.split('.').filter(|part| !["model", "language_model"].contains(part)).collect();
+        let branch = match parts.as_slice() {
+            [.., "rotary_emb", _] => "rotary_emb".into(),
+            ["layers", layer, ..] => format!("layers.{layer}"),
+            [first, ..] => first.to_string(),
+            [] => name.clone(),
+        };
+        *branches.entry(branch).or_default() += 1;
     }
     let known = |branch: &str| match branch {
-        "vision_tower" | "visual" => " (images: Pleiad reads text)",
+        "vision_tower" | "visual" | "vision_embedder" | "embed_vision" | "multi_modal_projector" => " (images)",
+        "audio_tower" | "embed_audio" => " (sound)",
         "mtp" => " (drafting head)",
+        "rotary_emb" => " (computed instead)",
         _ => "",
     };
     let list: Vec<String> =

@@ -1,4 +1,4 @@
-//! Affine quantisation, the same to the bit as `mx.quantize` in f32.
+//! Affine quantisation.
 
 /// Rows quantised by [`quantize_affine`].
 #[derive(Clone, Debug, PartialEq)]
