@@ -2,7 +2,8 @@
 //! No compute.
 //!
 //! [`Checkpoint::open`] maps every shard of a folder and checks the headers; [`Checkpoint::matrix`],
-//! [`Checkpoint::stack`] and [`Checkpoint::vector`] hand out weights that have been checked against the shape
+//! [`Checkpoint::stack`] and [`Checkpoint::vector`] hand out weights as MLX stores them, [`Checkpoint::stack_of`] and
+//! [`Checkpoint::tensor_weight`] as only Hugging Face does: weights that have been checked against the shape
 //! the model expects. Weights share the mapping: nothing is copied and nothing is read from disk until it is
 //! used.
 //!
@@ -10,8 +11,7 @@
 //! the file or the tensor; never a panic, and never an allocation out of proportion
 //! to the file.
 //!
-//! [`FolderWriter`] and [`write_file`] write what the reader reads, [`quantize_affine`] makes the quantised
-//! rows.
+//! [`FolderWriter`] and [`write_file`] write what the reader reads, [`quantize`] makes the quantised rows.
 
 mod bytes;
 mod checkpoint;
