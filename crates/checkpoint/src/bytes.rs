@@ -26,6 +26,7 @@ pub struct Bytes {
 enum Storage {
     Mapped(Mmap),
     Owned(Vec<u8>),
+    Static(&'static [u8]),
 }
 
 impl Bytes {
@@ -33,6 +34,11 @@ impl Bytes {
     pub fn from_vec(bytes: Vec<u8>) -> Self {
         let range = 0..bytes.len();
         Bytes { storage: Arc::new(Storage::Owned(bytes)), range }
+    }
+
+    /// Bytes that are part of the program.
+    pub fn from_static(bytes: &'static [u8]) -> Self {
+        Bytes { storage: Arc::new(Storage::Static(bytes)), range: 0..bytes.len() }
     }
 
     /// Maps a whole file read-only.
@@ -48,6 +54,21 @@ impl Bytes {
         let map = unsafe { Mmap::map(&file) }.map_err(Error::io(path))?;
         let range = 0..map.len();
         Ok(Bytes { storage: Arc::new(Storage::Mapped(map)), range })
+    }
+
+    /// Says that a range will not be read again soon, so that its pages need not stay in memory. Reading it all the same
+    /// fetches them from the file again.
+    pub(crate) fn release(&self, range: Range<usize>) {
+        #[cfg(unix)]
+        if let Storage::Mapped(map) = &*self.storage {
+            let start = self.range.start + range.start;
+            // SAFETY: the advice makes the system forget pages. Of memory with contents of its own that would lose them;
+            // this mapping is of a file and read-only, so a forgotten page is read from the file when it is touched next.
+            // Slices into it stay valid: addresses do not change.
+            // A refusal costs memory and nothing else.
+            let _ =
+                unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, range.len()) };
+        }
     }
 
     /// A part of these bytes, sharing the storage.
@@ -72,6 +93,7 @@ impl Deref for Bytes {
         let all: &[u8] = match &*self.storage {
             Storage::Mapped(map) => map,
             Storage::Owned(vec) => vec,
+            Storage::Static(bytes) => bytes,
         };
         &all[self.range.clone()]
     }
@@ -82,6 +104,7 @@ impl fmt::Debug for Bytes {
         let kind = match &*self.storage {
             Storage::Mapped(_) => "mapped",
             Storage::Owned(_) => "owned",
+            Storage::Static(_) => "static",
         };
         write!(f, "Bytes({} {kind})", self.range.len())
     }

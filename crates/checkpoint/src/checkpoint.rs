@@ -50,6 +50,29 @@ pub fn read_file(path: &Path) -> Result<BTreeMap<String, Tensor>> {
     Ok(tensors.collect())
 }
 
+/// The tensors of all files of a checkpoint; no two may have one name.
+fn collect(paths: &[PathBuf], files: &[Bytes]) -> Result<BTreeMap<String, Stored>> {
+    let mut tensors = BTreeMap::new();
+    for (shard, (path, file)) in paths.iter().zip(files).enumerate() {
+        for header::Entry { name, dtype, shape, bytes } in header::parse(path, file)? {
+            match tensors.entry(name) {
+                btree_map::Entry::Vacant(slot) => {
+                    slot.insert(Stored { dtype, shape, bytes, shard, used: AtomicBool::new(false) });
+                }
+                btree_map::Entry::Occupied(slot) => {
+                    let first: &Stored = slot.get();
+                    return Err(Error::DuplicateTensor {
+                        name: slot.key().clone(),
+                        first: paths[first.shard].clone(),
+                        second: path.clone(),
+                    });
+                }
+            }
+        }
+    }
+    Ok(tensors)
+}
+
 impl Checkpoint {
     /// Opens a folder with `config.json` and `model.safetensors`, or `model.safetensors.index.json` and its
     /// shards, or any other safetensors files.
@@ -69,25 +92,8 @@ impl Checkpoint {
         let config = Config::open(&config_path)?;
         let shards = shards::find(folder)?;
         let paths: Vec<PathBuf> = shards.files.iter().map(|file| folder.join(file)).collect();
-
-        let mut tensors = BTreeMap::new();
-        for (shard, path) in paths.iter().enumerate() {
-            for entry in header::parse(path, &Bytes::map(path)?)? {
-                let header::Entry { name, dtype, shape, bytes } = entry;
-                match tensors.entry(name) {
-                    btree_map::Entry::Vacant(slot) => {
-                        slot.insert(Stored { dtype, shape, bytes, shard, used: AtomicBool::new(false) });
-                    }
-                    btree_map::Entry::Occupied(slot) => {
-                        return Err(Error::DuplicateTensor {
-                            name: slot.key().clone(),
-                            first: paths[slot.get().shard].clone(),
-                            second: path.clone(),
-                        });
-                    }
-                }
-            }
-        }
+        let files = paths.iter().map(|path| Bytes::map(path)).collect::<Result<Vec<_>>>()?;
+        let tensors = collect(&paths, &files)?;
         for (name, shard) in shards.promised {
             let kept =
                 tensors.get(&name).is_some_and(|stored| shards.files[stored.shard] == Path::new(&shard));
@@ -96,6 +102,15 @@ impl Checkpoint {
             }
         }
         Ok(Checkpoint { folder: folder.to_owned(), config, tensors })
+    }
+
+    /// A checkpoint that is not in a folder: the text of its config and its one safetensors file. `name` stands for the
+    /// folder in messages.
+    pub fn from_parts(name: &str, config: &str, weights: Bytes) -> Result<Checkpoint> {
+        let folder = PathBuf::from(name);
+        let config = Config::from_str(config, &folder.join("config.json"))?;
+        let tensors = collect(&[folder.join("model.safetensors")], &[weights])?;
+        Ok(Checkpoint { folder, config, tensors })
     }
 
     /// The folder that was opened.

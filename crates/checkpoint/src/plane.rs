@@ -179,10 +179,28 @@ impl Plane {
 
     #[inline]
     fn stored(&self, matrix: usize, rows: Range<usize>) -> &[u8] {
+        let (bytes, range) = self.place(matrix, rows);
+        &bytes[range]
+    }
+
+    /// Where stored rows of a matrix are.
+    #[inline]
+    fn place(&self, matrix: usize, rows: Range<usize>) -> (&Bytes, Range<usize>) {
         let (bytes, start) = match &self.pieces {
             Pieces::One { bytes, stride } => (bytes, matrix * stride),
             Pieces::Each(pieces) => (&pieces[matrix], 0),
         };
-        &bytes[start + rows.start * self.row_bytes..start + rows.end * self.row_bytes]
+        (bytes, start + rows.start * self.row_bytes..start + rows.end * self.row_bytes)
+    }
+
+    /// Says that these rows will not be read again soon.
+    pub(crate) fn release(&self, matrix: usize, range: Range<usize>) {
+        self.check(matrix, &range);
+        if range.is_empty() {
+            return;
+        }
+        let rows = self.stored_row(matrix, range.start)..self.stored_row(matrix, range.end - 1) + 1;
+        let (bytes, range) = self.place(matrix, rows);
+        bytes.release(range);
     }
 }

@@ -152,3 +152,16 @@ fn experts_may_have_global_scales_of_their_own() {
     let stack = load(&expert_config(), &tensors, |c| c.stack_of(&paths(3), 4, 32)).unwrap();
     assert_eq!([0, 1, 2].map(|m| stack.global_factor(m)), [1.0, 0.5, 1.0]);
 }
+
+#[test]
+fn released_rows_can_be_read_again() {
+    load(&expert_config(), &experts("mxfp8", 3), |c| {
+        let stack = c.stack_of(&paths(3), 4, 32)?;
+        let before = decoded(&stack);
+        (0..3).for_each(|matrix| stack.release(matrix, 1..3));
+        stack.release(0, 2..2);
+        assert_eq!(decoded(&stack), before);
+        Ok(())
+    })
+    .unwrap();
+}

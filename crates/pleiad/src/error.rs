@@ -14,6 +14,12 @@ pub enum Error {
     /// A synthetic checkpoint.
     #[error(transparent)]
     Synth(#[from] crate::synth::Error),
+    /// Fetching from the hub.
+    #[error(transparent)]
+    Hub(#[from] crate::hub::Error),
+    /// Quantising.
+    #[error(transparent)]
+    Quantize(#[from] crate::quantize::Error),
     /// Arguments that do not go together.
     #[error("{0}")]
     Usage(String),

@@ -2,7 +2,10 @@
 
 mod commands;
 mod error;
+mod hub;
 mod options;
+mod progress;
+mod quantize;
 mod synth;
 mod talk;
 mod terminal;
@@ -27,6 +30,12 @@ enum Command {
     Inspect(commands::inspect::InspectArgs),
     /// Write the logits of some token ids to a file, for checking a conversion
     Logits(commands::logits::LogitsArgs),
+    /// Fetch a model from the Hugging Face hub
+    Pull(commands::pull::PullArgs),
+    /// Quantise a plain checkpoint, as mlx-lm would
+    Quantize(commands::quantize::QuantizeArgs),
+    /// Measure how well a model predicts a text, or how far it is from another
+    Eval(commands::eval::EvalArgs),
     /// Write a checkpoint of a real shape with random weights, for measuring
     Synth(synth::SynthArgs),
 }
@@ -36,6 +45,9 @@ fn main() -> ExitCode {
         Command::Run(args) => commands::run::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Logits(args) => commands::logits::run(&args),
+        Command::Pull(args) => commands::pull::run(&args),
+        Command::Quantize(args) => commands::quantize::run(&args),
+        Command::Eval(args) => commands::eval::run(args),
         Command::Synth(args) => synth::run(&args).map_err(error::Error::from).map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| error.report())

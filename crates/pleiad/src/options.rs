@@ -10,6 +10,7 @@ use engine::{DEFAULT_CHUNK, Engine, EngineOptions};
 use models::Model;
 
 use crate::error::Error;
+use crate::hub;
 
 /// Where to run.
 #[derive(Clone, Copy, ValueEnum)]
@@ -39,7 +40,8 @@ pub enum CacheChoice {
 /// A model and the machine to run it on.
 #[derive(Args)]
 pub struct ModelArgs {
-    /// Folder of the model: config.json and safetensors
+    /// Folder of the model (config.json and safetensors), or the hub's name of one that `pleiad pull` has fetched
+    #[arg(value_parser = find_model)]
     pub model: PathBuf,
 
     /// Where to run
@@ -69,6 +71,20 @@ pub struct ModelArgs {
     /// Tokens of a prompt per step
     #[arg(long, value_name = "N", default_value_t = DEFAULT_CHUNK, value_parser = parse_chunk, help_heading = "Machine")]
     pub chunk: usize,
+}
+
+/// A folder as it is, or where the model of this name was fetched to.
+pub fn find_model(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    let is_name = text.split('/').count() == 2 && !text.starts_with(['.', '/']) && !text.ends_with('/');
+    if path.exists() || !is_name {
+        return Ok(path);
+    }
+    hub::find_local(text, None).ok_or_else(|| {
+        format!(
+            "there is no such folder, and no model of this name has been fetched; try `pleiad pull {text}`"
+        )
+    })
 }
 
 fn parse_chunk(text: &str) -> Result<usize, String> {

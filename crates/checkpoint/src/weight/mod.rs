@@ -164,6 +164,15 @@ impl Weight {
         })
     }
 
+    /// Says that these rows will not be read again soon: a reader of a whole model, row by row, need not keep it in
+    /// memory. Reading them again stays possible.
+    ///
+    /// # Panics
+    /// If there is no such matrix, or the rows reach beyond its end.
+    pub fn release(&self, matrix: usize, rows: Range<usize>) {
+        self.data.release(matrix, rows);
+    }
+
     /// Bytes the rows occupy in the file: codes, scales and biases. The linear layer's bias is not counted.
     pub fn stored_bytes(&self) -> u64 {
         let planes = [Some(&self.data), self.scales.as_ref(), self.biases.as_ref()];

@@ -8,14 +8,9 @@ use serde_json::Value as Json;
 
 use crate::{Error, SamplingParams};
 
-/// Reads a JSON file; `None` where there is none.
-pub(super) fn read_json(folder: &Path, name: &str) -> Result<Option<Json>, Error> {
-    let path = folder.join(name);
-    let Some(text) = read_text(&path)? else { return Ok(None) };
-    match serde_json::from_str(&text) {
-        Ok(json) => Ok(Some(json)),
-        Err(e) => Err(Error::InvalidFile { path, reason: e.to_string() }),
-    }
+/// The JSON of a file's text; `path` is for messages.
+pub(super) fn parse_json(path: &Path, text: &str) -> Result<Json, Error> {
+    serde_json::from_str(text).map_err(|e| Error::InvalidFile { path: path.into(), reason: e.to_string() })
 }
 
 /// Reads a text file; `None` where there is none.
@@ -53,11 +48,11 @@ pub(super) struct TemplateSources(Vec<(String, String)>);
 impl TemplateSources {
     /// chat_template.jinja where there is one, else `chat_template` of tokenizer_config.json: the source, or a list of
     /// named sources.
-    pub(super) fn read(folder: &Path, tokenizer_config: &Json) -> Result<Self, Error> {
-        if let Some(source) = read_text(&folder.join("chat_template.jinja"))? {
-            return Ok(Self(vec![("default".into(), source)]));
+    pub(super) fn new(template_file: Option<String>, tokenizer_config: &Json) -> Self {
+        if let Some(source) = template_file {
+            return Self(vec![("default".into(), source)]);
         }
-        Ok(Self(match tokenizer_config.get("chat_template") {
+        Self(match tokenizer_config.get("chat_template") {
             Some(Json::String(source)) => vec![("default".into(), source.clone())],
             Some(Json::Array(list)) => (list.iter())
                 .filter_map(|entry| {
@@ -68,7 +63,7 @@ impl TemplateSources {
                 })
                 .collect(),
             _ => Vec::new(),
-        }))
+        })
     }
 
     /// The source to use; models with a template of its own for tools call it "tool_use".

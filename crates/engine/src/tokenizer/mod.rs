@@ -47,8 +47,17 @@ impl Tokenizer {
     /// Reads tokenizer.json, which must exist, and tokenizer_config.json, generation_config.json, config.json and
     /// chat_template.jinja, which need not.
     pub fn open(folder: &Path) -> Result<Self, Error> {
+        Self::from_files(folder, |name| files::read_text(&folder.join(name)))
+    }
+
+    /// The same from files that are not in a folder: `read` gives the text of the file of a name, if there is one;
+    /// `folder` stands for the folder in messages.
+    pub fn from_files(
+        folder: &Path,
+        read: impl Fn(&str) -> Result<Option<String>, Error>,
+    ) -> Result<Self, Error> {
         let path = folder.join("tokenizer.json");
-        let Some(text) = files::read_text(&path)? else {
+        let Some(text) = read("tokenizer.json")? else {
             return Err(Error::TokenizerMissing { folder: folder.into() });
         };
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(text)
@@ -57,10 +66,14 @@ impl Tokenizer {
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).map_err(|e| Error::InvalidFile { path, reason: e.to_string() })?;
 
-        let read = |name| Ok::<_, Error>(files::read_json(folder, name)?.unwrap_or(Json::Null));
-        let config = read("config.json")?;
-        let tokenizer_config = read("tokenizer_config.json")?;
-        let generation_config = read("generation_config.json")?;
+        let json = |name| match read(name)? {
+            Some(text) => files::parse_json(&folder.join(name), &text),
+            None => Ok(Json::Null),
+        };
+        let config = json("config.json")?;
+        let tokenizer_config = json("tokenizer_config.json")?;
+        let generation_config = json("generation_config.json")?;
+        let template_file = read("chat_template.jinja")?;
 
         let eos_token = files::token_text(&tokenizer_config, "eos_token");
         let mut eos_ids = files::eos_ids(&generation_config);
@@ -84,7 +97,7 @@ impl Tokenizer {
                 eos_ids,
                 bos_token: files::token_text(&tokenizer_config, "bos_token"),
                 eos_token,
-                templates: TemplateSources::read(folder, &tokenizer_config)?,
+                templates: TemplateSources::new(template_file, &tokenizer_config),
                 defaults,
             }),
         })

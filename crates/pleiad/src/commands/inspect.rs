@@ -37,29 +37,45 @@ impl Table {
 
 /// How a tensor is stored, for people; the scales and biases of a quantised one count with it.
 fn stored_as(checkpoint: &Checkpoint, name: &str) -> Result<String, Error> {
-    let path = ["weight", "scales", "biases"].iter().find_map(|part| name.strip_suffix(&format!(".{part}")));
-    if let Some(path) = path.filter(|path| checkpoint.contains(&format!("{path}.scales"))) {
-        let last = |part: &str| {
-            Ok::<_, Error>(checkpoint.tensor(&format!("{path}.{part}"))?.shape.last().copied().unwrap_or(0))
-        };
-        let (words, groups) = (last("weight")?, last("scales")?);
-        if let Some(spec) = checkpoint.config().quantization().for_path(path) {
-            // The shapes know the width also where the config names only the default.
-            let bits = (words * 32).checked_div(groups * spec.group).unwrap_or(0);
-            return Ok(format!("{bits}-bit {}, groups of {}", spec.mode.name(), spec.group));
-        }
+    const PARTS: [&str; 5] = [".weight", ".scales", ".biases", ".global_scale", ".weight_scale_inv"];
+    let path = PARTS.iter().find_map(|part| name.strip_suffix(part)).unwrap_or(name);
+    let tensor = |part: &str| checkpoint.tensor(&format!("{path}.{part}"));
+    if checkpoint.contains(&format!("{path}.weight_scale_inv")) {
+        return Ok("fp8 in blocks".into());
     }
-    Ok(match checkpoint.tensor(name)?.dtype {
-        Dtype::BF16 => "bf16".into(),
-        other => other.to_string().to_lowercase(),
-    })
+    if checkpoint.contains(&format!("{path}.scales")) {
+        let (weight, scales) = (tensor("weight")?, tensor("scales")?);
+        let (words, groups) =
+            (weight.shape.last().copied().unwrap_or(0), scales.shape.last().copied().unwrap_or(0));
+        return Ok(quantised_as(checkpoint, path, words, groups, scales.dtype));
+    }
+    Ok(checkpoint.tensor(name)?.dtype.to_string().to_lowercase())
+}
+
+/// The shapes know the width also where the config names only the default.
+fn quantised_as(checkpoint: &Checkpoint, path: &str, words: usize, groups: usize, scales: Dtype) -> String {
+    if scales == Dtype::U8 {
+        return match words.checked_div(groups) {
+            Some(2) => "nvfp4".into(),
+            Some(4) => "mxfp4".into(),
+            Some(8) => "mxfp8".into(),
+            _ => "quantised".into(),
+        };
+    }
+    let declared = checkpoint.config().quantization().for_path(path).map(|spec| spec.group);
+    let fits = |group: &usize| (words * 32).checked_rem(groups * group) == Some(0);
+    match declared.into_iter().chain([64, 32, 128]).find(fits) {
+        Some(group) => format!("{}-bit affine, groups of {group}", words * 32 / (groups * group)),
+        None => "quantised".into(),
+    }
 }
 
 fn describe_weights(checkpoint: &Checkpoint, table: &mut Table) -> Result<(), Error> {
     let mut kinds: BTreeMap<String, (usize, u64)> = BTreeMap::new();
     for name in checkpoint.names() {
         let kind = kinds.entry(stored_as(checkpoint, name)?).or_default();
-        let is_part = name.ends_with(".scales") || name.ends_with(".biases");
+        let is_part =
+            [".scales", ".biases", ".global_scale", ".weight_scale_inv"].iter().any(|p| name.ends_with(p));
         kind.0 += usize::from(!is_part);
         kind.1 += checkpoint.tensor(name)?.bytes.len() as u64;
     }
@@ -77,7 +93,8 @@ fn describe_unused(unused: &[String], table: &mut Table) {
     }
     let mut branches: BTreeMap<String, usize> = BTreeMap::new();
     for name in unused {
-        let parts: Vec<&str> = name.split('.').filter(|part| !["model", "language_model"].contains(part)).collect();
+        let parts: Vec<&str> =
+            name.split('.').filter(|part| !["model", "language_model"].contains(part)).collect();
         let branch = match parts.as_slice() {
             [.., "rotary_emb", _] => "rotary_emb".into(),
             ["layers", layer, ..] => format!("layers.{layer}"),
@@ -87,7 +104,9 @@ fn describe_unused(unused: &[String], table: &mut Table) {
         *branches.entry(branch).or_default() += 1;
     }
     let known = |branch: &str| match branch {
-        "vision_tower" | "visual" | "vision_embedder" | "embed_vision" | "multi_modal_projector" => " (images)",
+        "vision_tower" | "visual" | "vision_embedder" | "embed_vision" | "multi_modal_projector" => {
+            " (images)"
+        }
         "audio_tower" | "embed_audio" => " (sound)",
         "mtp" => " (drafting head)",
         "rotary_emb" => " (computed instead)",

@@ -1,5 +1,8 @@
 //! One file per command.
 
+pub mod eval;
 pub mod inspect;
 pub mod logits;
+pub mod pull;
+pub mod quantize;
 pub mod run;

@@ -2,7 +2,7 @@
 
 use std::{io::ErrorKind, path::PathBuf};
 
-use super::progress::gigabytes;
+use crate::progress::gigabytes;
 
 /// `std::result::Result` with this module's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;

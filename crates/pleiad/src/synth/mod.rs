@@ -9,7 +9,6 @@ mod error;
 mod gemma;
 mod plan;
 mod presets;
-mod progress;
 mod qwen;
 mod random;
 #[cfg(test)]
@@ -24,8 +23,8 @@ use std::{
 
 pub use error::Error;
 
+use crate::progress::{Progress, gigabytes};
 use error::Result;
-use progress::{Progress, gigabytes};
 
 /// Arguments of `pleiad synth`.
 #[derive(Clone, Debug, clap::Args)]

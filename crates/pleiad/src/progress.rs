@@ -11,22 +11,34 @@ use indicatif::{ProgressBar, ProgressStyle};
 const PAUSE: Duration = Duration::from_secs(5);
 
 /// Progress on the standard error stream.
-pub(super) struct Progress {
+pub struct Progress {
     total: u64,
     done: u64,
     bar: Option<ProgressBar>,
     last_line: Instant,
+    /// How an amount is said.
+    amount: fn(u64) -> String,
 }
 
 impl Progress {
     /// Of `total` bytes, none is done.
     pub fn new(total: u64) -> Progress {
         let template = "{bar:40} {percent:>3}%  {bytes} of {total_bytes}  {bytes_per_sec}  {eta} left";
+        Self::with_template(total, template, gigabytes)
+    }
+
+    /// Of `total` tokens, none is done.
+    pub fn tokens(total: u64) -> Progress {
+        let template = "{bar:40} {percent:>3}%  {pos} of {len} tokens  {eta} left";
+        Self::with_template(total, template, |n| format!("{n} tokens"))
+    }
+
+    fn with_template(total: u64, template: &str, amount: fn(u64) -> String) -> Progress {
         let bar = stderr().is_terminal().then(|| ProgressBar::new(total));
         if let (Some(bar), Ok(style)) = (&bar, ProgressStyle::with_template(template)) {
             bar.set_style(style);
         }
-        Progress { total, done: 0, bar, last_line: Instant::now() }
+        Progress { total, done: 0, bar, last_line: Instant::now(), amount }
     }
 
     /// So many bytes more are done.
@@ -37,9 +49,34 @@ impl Progress {
             None if self.last_line.elapsed() >= PAUSE => {
                 self.last_line = Instant::now();
                 let percent = 100 * u128::from(self.done) / u128::from(self.total.max(1));
-                eprintln!("{percent}%: {} of {}", gigabytes(self.done), gigabytes(self.total));
+                eprintln!("{percent}%: {} of {}", (self.amount)(self.done), (self.amount)(self.total));
             }
             None => {}
+        }
+    }
+
+    /// So many bytes were done before the work began: they say nothing about its speed.
+    pub fn found(&mut self, bytes: u64) {
+        self.done += bytes;
+        if let Some(bar) = &self.bar {
+            bar.set_position(self.done);
+            bar.reset_eta();
+        }
+    }
+
+    /// So many bytes must be done again.
+    pub fn lost(&mut self, bytes: u64) {
+        self.done = self.done.saturating_sub(bytes);
+        if let Some(bar) = &self.bar {
+            bar.set_position(self.done);
+        }
+    }
+
+    /// A line above the bar.
+    pub fn note(&self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| eprintln!("{text}")),
+            None => eprintln!("{text}"),
         }
     }
 }
@@ -53,7 +90,7 @@ impl Drop for Progress {
 }
 
 /// A size for people.
-pub(super) fn gigabytes(bytes: u64) -> String {
+pub fn gigabytes(bytes: u64) -> String {
     match bytes {
         0..1_000_000_000 => format!("{:.1} MB", bytes as f64 / 1e6),
         _ => format!("{:.1} GB", bytes as f64 / 1e9),

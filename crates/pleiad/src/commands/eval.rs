@@ -1,0 +1,414 @@
+//! `pleiad eval`: how well a model predicts a text, and how far it is from another.
+
+use std::io::{Write, stdout};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use backend::Backend;
+use checkpoint::Checkpoint;
+use clap::Args;
+use cpu::Cpu;
+use engine::{Engine, Tokenizer, common_prefix};
+use models::{Logits, Request, State};
+use serde_json::{Value, json};
+
+use crate::error::Error;
+use crate::options::{ModelArgs, find_model, parse_ids};
+use crate::progress::Progress;
+use crate::terminal;
+
+/// Tokens of a window when nothing else is asked for.
+const WINDOW: u32 = 512;
+/// Most tokens whose logits are in memory at a time: those of a whole window can be a gigabyte.
+const STEP: usize = 64;
+
+/// Arguments of `pleiad eval`.
+#[derive(Args)]
+#[command(
+    mut_arg("context", |arg| arg.help("Tokens of a window [default: 512]").help_heading(None::<&str>)),
+    after_long_help = "The text is cut into windows of --context tokens that do not overlap. Each window is read on its own, and every token \
+after its first is scored given those before it; a last, shorter window counts too. Where the tokenizer opens every text \
+with a token, each window begins with it. Perplexity is exp(nats per token); bits per byte are bits per scored token \
+times the text's tokens per byte."
+)]
+pub struct EvalArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// The text, a file in UTF-8
+    #[arg(long, value_name = "FILE", required_unless_present = "ids")]
+    text: Option<PathBuf>,
+
+    /// Token ids instead of text: a file of them, or a list separated by commas
+    #[arg(long, value_name = "IDS", conflicts_with = "text")]
+    ids: Option<String>,
+
+    /// Another checkpoint of the same vocabulary, the reference: also say how far MODEL's predictions are from its own,
+    /// as the divergence KL(OTHER || MODEL) and how often both prefer the same token
+    #[arg(long, value_name = "OTHER", value_parser = find_model)]
+    against: Option<PathBuf>,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is to be predicted.
+struct Task {
+    windows: Vec<Vec<u32>>,
+    /// Tokens and bytes of the whole text; `None` for ids.
+    text: Option<(usize, usize)>,
+}
+
+impl Task {
+    fn scored(&self) -> usize {
+        self.windows.iter().map(|window| window.len() - 1).sum()
+    }
+}
+
+/// Cuts tokens into windows of at most `len`, each beginning with `opening`. A window with nothing to score is none.
+fn windows(tokens: &[u32], opening: &[u32], len: usize) -> Vec<Vec<u32>> {
+    let parts = tokens.chunks(len.saturating_sub(opening.len()).max(1));
+    parts.map(|part| [opening, part].concat()).filter(|window| window.len() > 1).collect()
+}
+
+impl EvalArgs {
+    fn task(&self, len: usize) -> Result<Task, Error> {
+        let task = match (&self.text, &self.ids) {
+            (Some(path), _) => self.text_task(path, len)?,
+            (None, Some(ids)) => Task { windows: windows(&read_ids(ids)?, &[], len), text: None },
+            (None, None) => {
+                return Err(Error::Usage("give a text with --text or token ids with --ids".into()));
+            }
+        };
+        match task.scored() {
+            0 => Err(Error::Usage("there is nothing to score: at least two tokens are needed".into())),
+            _ => Ok(task),
+        }
+    }
+
+    fn text_task(&self, path: &Path, len: usize) -> Result<Task, Error> {
+        let bytes =
+            std::fs::read(path).map_err(|e| Error::Usage(format!("cannot read {}: {e}", path.display())))?;
+        let text = String::from_utf8(bytes).map_err(|e| {
+            let at = e.utf8_error().valid_up_to();
+            Error::Usage(format!(
+                "{} is not text in UTF-8: byte {at} is wrong; convert it first",
+                path.display()
+            ))
+        })?;
+        if text.is_empty() {
+            return Err(Error::Usage(format!("{} is empty: there is nothing to score", path.display())));
+        }
+        let tokenizer = Tokenizer::open(self.model.folder())?;
+        let tokens = tokenizer.encode(&text, false)?;
+        // The same text must be the same tokens, or the numbers say nothing about each other.
+        if let Some(other) = self.against.as_deref().filter(|other| other.join("tokenizer.json").exists())
+            && Tokenizer::open(other)?.encode(&text, false)? != tokens
+        {
+            return Err(Error::Usage(format!(
+                "{} and {} cut this text into different tokens: only models with the same tokenizer can be compared",
+                self.model.folder().display(),
+                other.display()
+            )));
+        }
+        let opening = tokenizer.encode("", true)?;
+        let opening = &opening[..common_prefix(&opening, &tokenizer.encode(&text, true)?)];
+        if opening.len() >= len {
+            return Err(Error::Usage(format!("--context {len} leaves no room for text")));
+        }
+        Ok(Task { windows: windows(&tokens, opening, len), text: Some((tokens.len(), text.len())) })
+    }
+}
+
+/// Ids from a file, separated by commas or white space, or from the argument itself.
+fn read_ids(argument: &str) -> Result<Vec<u32>, Error> {
+    let path = Path::new(argument);
+    if !path.is_file() {
+        return parse_ids(argument).map_err(|problem| {
+            Error::Usage(format!("--ids {argument}: there is no such file, and as a list: {problem}"))
+        });
+    }
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| Error::Usage(format!("cannot read {}: {e}", path.display())))?;
+    let parts: Vec<&str> =
+        text.split(|c: char| c == ',' || c.is_whitespace()).filter(|p| !p.is_empty()).collect();
+    parse_ids(&parts.join(",")).map_err(|problem| Error::Usage(format!("{}: {problem}", path.display())))
+}
+
+/// One of the models compared.
+struct Side {
+    engine: Engine<Cpu>,
+    state: State<Cpu>,
+    /// Sum over the scored tokens.
+    nats: f64,
+}
+
+impl Side {
+    fn open(args: &ModelArgs) -> Result<Side, Error> {
+        let engine = args.engine(&Checkpoint::open(&args.model)?)?;
+        let state = engine.model().state(engine.cache())?;
+        Ok(Side { engine, state, nats: 0.0 })
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.engine.model().summary().vocabulary
+    }
+
+    fn check(&self, windows: &[Vec<u32>]) -> Result<(), Error> {
+        let vocabulary = self.vocabulary();
+        match windows.iter().flatten().find(|id| **id as usize >= vocabulary) {
+            Some(&id) => Err(backend::Error::TokenOutOfRange { id, vocabulary }.into()),
+            None => Ok(()),
+        }
+    }
+
+    /// Forgets the last window.
+    fn begin(&mut self) -> Result<(), Error> {
+        self.state = self.engine.model().state(self.engine.cache())?;
+        Ok(())
+    }
+
+    /// Logits after each of the next tokens of the window.
+    fn logits(&mut self, tokens: &[u32]) -> Result<Vec<f32>, Error> {
+        let model = self.engine.model();
+        let request = Request { tokens, state: &mut self.state, logits: Logits::All };
+        match model.step(&mut [request])? {
+            Some(rows) => Ok(model.backend().read(&rows)?),
+            None => Ok(Vec::new()),
+        }
+    }
+}
+
+/// What the logarithm of the sum of all exponentials is: log-probabilities are logits minus this.
+fn log_sum_exp(logits: &[f32]) -> Result<f64, Error> {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|x| f64::from(x - max).exp()).sum();
+    let log = f64::from(max) + sum.ln();
+    if log.is_finite() {
+        return Ok(log);
+    }
+    Err(Error::Usage("the logits are not finite numbers; the weights may be damaged".into()))
+}
+
+/// The most probable token; the first of equal ones.
+fn best(logits: &[f32]) -> usize {
+    (0..logits.len()).reduce(|best, i| if logits[i] > logits[best] { i } else { best }).unwrap_or(0)
+}
+
+/// `sum_i p_i (ln p_i - ln q_i)` for `p` of the reference's logits and `q` of the model's, given their
+/// [`log_sum_exp`]s.
+fn divergence(reference: (&[f32], f64), model: (&[f32], f64)) -> f64 {
+    let terms = reference.0.iter().zip(model.0).map(|(p, q)| {
+        let (p, q) = (f64::from(*p) - reference.1, f64::from(*q) - model.1);
+        // Impossible for the reference: no contribution, whatever the model says.
+        if p == f64::NEG_INFINITY { 0.0 } else { p.exp() * (p - q) }
+    });
+    // Rounding alone can make it negative.
+    terms.sum::<f64>().max(0.0)
+}
+
+/// How far two models are apart.
+#[derive(Default)]
+struct Distance {
+    kl: f64,
+    largest_kl: f64,
+    agreements: usize,
+}
+
+/// Scores a whole task, window by window and `step` tokens at a time; `None` when interrupted.
+fn score(
+    model: &mut Side,
+    mut reference: Option<&mut Side>,
+    task: &Task,
+    step: usize,
+) -> Result<Option<Distance>, Error> {
+    let mut progress = Progress::tokens(task.scored() as u64);
+    let mut distance = Distance::default();
+    let vocabulary = model.vocabulary();
+    for window in &task.windows {
+        model.begin()?;
+        reference.as_deref_mut().map_or(Ok(()), Side::begin)?;
+        let inputs = &window[..window.len() - 1];
+        for (tokens, targets) in inputs.chunks(step).zip(window[1..].chunks(step)) {
+            if terminal::interrupted() {
+                return Ok(None);
+            }
+            let logits = model.logits(tokens)?;
+            let others = reference.as_deref_mut().map_or(Ok(Vec::new()), |side| side.logits(tokens))?;
+            for (i, (row, target)) in logits.chunks_exact(vocabulary).zip(targets).enumerate() {
+                let sum = log_sum_exp(row)?;
+                let target = *target as usize;
+                model.nats += sum - f64::from(row[target]);
+                if let Some(side) = &mut reference {
+                    let other = &others[i * vocabulary..(i + 1) * vocabulary];
+                    let other_sum = log_sum_exp(other)?;
+                    side.nats += other_sum - f64::from(other[target]);
+                    let kl = divergence((other, other_sum), (row, sum));
+                    distance.kl += kl;
+                    distance.largest_kl = distance.largest_kl.max(kl);
+                    distance.agreements += usize::from(best(row) == best(other));
+                }
+            }
+            progress.add(tokens.len() as u64);
+        }
+    }
+    Ok(Some(distance))
+}
+
+/// Scores the text and prints what was found.
+pub fn run(args: EvalArgs) -> Result<ExitCode, Error> {
+    let window = args.model.context.unwrap_or(WINDOW);
+    let task = args.task(window as usize)?;
+    let EvalArgs { model: mut model_args, against, json, .. } = args;
+    model_args.context = Some(window);
+    let mut model = Side::open(&model_args)?;
+    model.check(&task.windows)?;
+    let folder = model_args.model.clone();
+    let mut reference = match &against {
+        None => None,
+        Some(other) => {
+            // The same machine and numerics, another folder.
+            model_args.model = other.clone();
+            let side = Side::open(&model_args)?;
+            if side.vocabulary() != model.vocabulary() {
+                return Err(Error::Usage(format!(
+                    "{} has a vocabulary of {} and {} one of {}: only models with the same can be compared",
+                    folder.display(),
+                    model.vocabulary(),
+                    other.display(),
+                    side.vocabulary()
+                )));
+            }
+            Some(side)
+        }
+    };
+    terminal::catch_interrupts();
+    let Some(distance) = score(&mut model, reference.as_mut(), &task, model_args.chunk.min(STEP))? else {
+        return Ok(ExitCode::from(130));
+    };
+
+    let report =
+        Report { folder: &folder, against: against.as_deref(), window, task: &task, distance: &distance };
+    let reference = reference.map(|side| side.nats);
+    match json {
+        true => writeln!(stdout(), "{:#}", report.json(model.nats, reference))?,
+        false => report.print(model.nats, reference)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What was measured, for printing.
+struct Report<'a> {
+    folder: &'a Path,
+    against: Option<&'a Path>,
+    window: u32,
+    task: &'a Task,
+    distance: &'a Distance,
+}
+
+/// The ways to say how well a text was predicted.
+struct Score {
+    perplexity: f64,
+    nats_per_token: f64,
+    bits_per_byte: Option<f64>,
+}
+
+impl Report<'_> {
+    fn mean(&self, sum: f64) -> f64 {
+        sum / self.task.scored() as f64
+    }
+
+    fn score(&self, nats: f64) -> Score {
+        let nats_per_token = self.mean(nats);
+        let per_byte = |(tokens, bytes): (usize, usize)| {
+            nats_per_token / std::f64::consts::LN_2 * tokens as f64 / bytes as f64
+        };
+        Score {
+            perplexity: nats_per_token.exp(),
+            nats_per_token,
+            bits_per_byte: self.task.text.map(per_byte),
+        }
+    }
+
+    fn json(&self, model: f64, reference: Option<f64>) -> Value {
+        let score = |folder: &Path, nats: f64| {
+            let Score { perplexity, nats_per_token, bits_per_byte } = self.score(nats);
+            json!({
+                "folder": folder.display().to_string(),
+                "perplexity": perplexity,
+                "nats_per_token": nats_per_token,
+                "bits_per_byte": bits_per_byte,
+            })
+        };
+        let mut report = json!({
+            "context": self.window,
+            "windows": self.task.windows.len(),
+            "tokens_scored": self.task.scored(),
+            "model": score(self.folder, model),
+        });
+        if let (Some(other), Some(nats)) = (self.against, reference) {
+            report["reference"] = score(other, nats);
+            report["kl_mean"] = json!(self.mean(self.distance.kl));
+            report["kl_max"] = json!(self.distance.largest_kl);
+            report["top1_agreement"] = json!(self.mean(self.distance.agreements as f64));
+        }
+        report
+    }
+
+    fn print(&self, model: f64, reference: Option<f64>) -> std::io::Result<()> {
+        let mut out = stdout().lock();
+        let windows = self.task.windows.len();
+        writeln!(out, "tokens scored  {} in {windows} windows of {}", self.task.scored(), self.window)?;
+        let mut line = |name: &str, value: fn(&Score) -> Option<f64>| {
+            let Some(ours) = value(&self.score(model)) else { return Ok(()) };
+            match reference.and_then(|nats| value(&self.score(nats))) {
+                None => writeln!(out, "{name:13}  {ours:.5}"),
+                Some(theirs) => writeln!(out, "{name:13}  {ours:.5}  reference {theirs:.5}"),
+            }
+        };
+        line("perplexity", |score| Some(score.perplexity))?;
+        line("nats/token", |score| Some(score.nats_per_token))?;
+        line("bits/byte", |score| score.bits_per_byte)?;
+        if reference.is_some() {
+            let Distance { kl, largest_kl, agreements } = self.distance;
+            writeln!(out, "divergence     {:.3e} nats/token, at most {largest_kl:.3e}", self.mean(*kl))?;
+            writeln!(out, "same choice    {:.2}%", 100.0 * self.mean(*agreements as f64))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_do_not_overlap() {
+        let tokens: Vec<u32> = (10..20).collect();
+        let cut = |opening: &[u32], len| windows(&tokens, opening, len);
+        assert_eq!(cut(&[], 4), [vec![10, 11, 12, 13], vec![14, 15, 16, 17], vec![18, 19]]);
+        // A last token alone has nothing before it; with an opening it has.
+        assert_eq!(cut(&[], 3).len(), 3);
+        assert_eq!(cut(&[1], 4).last().unwrap(), &[1, 19]);
+        assert_eq!(cut(&[1], 4).iter().map(|w| w.len() - 1).sum::<usize>(), 10);
+        assert_eq!(cut(&[], 100), std::slice::from_ref(&tokens));
+        assert!(windows(&[5], &[], 8).is_empty());
+    }
+
+    #[test]
+    fn divergences() {
+        let p = [0.25f32.ln(), 0.75f32.ln()];
+        let q = [1000.0f32, 1000.0];
+        let (sp, sq) = (log_sum_exp(&p).unwrap(), log_sum_exp(&q).unwrap());
+        assert!(sp.abs() < 1e-7 && (sq - 1000.0 - 2f64.ln()).abs() < 1e-9);
+        let expected = 0.25 * (0.25f64 / 0.5).ln() + 0.75 * (0.75f64 / 0.5).ln();
+        assert!((divergence((&p, sp), (&q, sq)) - expected).abs() < 1e-7);
+        assert_eq!(divergence((&p, sp), (&p, sp)), 0.0);
+        let masked = [0.0, f32::NEG_INFINITY];
+        assert!((divergence((&masked, 0.0), (&q, sq)) - 2f64.ln()).abs() < 1e-9);
+        assert!(log_sum_exp(&[f32::NAN, 1.0]).is_err());
+        assert!(log_sum_exp(&[f32::INFINITY, 1.0]).is_err());
+        assert_eq!(best(&[1.0, 3.0, 3.0]), 1);
+    }
+}
