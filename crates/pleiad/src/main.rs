@@ -3,9 +3,11 @@
 mod commands;
 mod error;
 mod hub;
+mod model_box;
 mod options;
 mod progress;
 mod quantize;
+mod source;
 mod synth;
 mod talk;
 mod terminal;

@@ -1,7 +1,5 @@
 //! Flags that several commands share, and opening a model by them.
 
-use std::path::{Path, PathBuf};
-
 use backend::{Backend, CacheFloat};
 use checkpoint::Checkpoint;
 use clap::{Args, ValueEnum};
@@ -10,7 +8,7 @@ use engine::{DEFAULT_CHUNK, Engine, EngineOptions};
 use models::Model;
 
 use crate::error::Error;
-use crate::hub;
+use crate::source::Source;
 
 /// Where to run.
 #[derive(Clone, Copy, ValueEnum)]
@@ -40,10 +38,17 @@ pub enum CacheChoice {
 /// A model and the machine to run it on.
 #[derive(Args)]
 pub struct ModelArgs {
-    /// Folder of the model (config.json and safetensors), or the hub's name of one that `pleiad pull` has fetched
-    #[arg(value_parser = find_model)]
-    pub model: PathBuf,
+    /// Folder of the model (config.json and safetensors), the hub's name of one that `pleiad pull` has fetched, or `box`
+    #[arg(value_parser = Source::find)]
+    pub model: Source,
 
+    #[command(flatten)]
+    pub machine: MachineArgs,
+}
+
+/// The machine to run on, and how.
+#[derive(Args)]
+pub struct MachineArgs {
     /// Where to run
     #[arg(long, value_enum, default_value = "auto", help_heading = "Machine")]
     pub backend: BackendChoice,
@@ -73,20 +78,6 @@ pub struct ModelArgs {
     pub chunk: usize,
 }
 
-/// A folder as it is, or where the model of this name was fetched to.
-pub fn find_model(text: &str) -> Result<PathBuf, String> {
-    let path = PathBuf::from(text);
-    let is_name = text.split('/').count() == 2 && !text.starts_with(['.', '/']) && !text.ends_with('/');
-    if path.exists() || !is_name {
-        return Ok(path);
-    }
-    hub::find_local(text, None).ok_or_else(|| {
-        format!(
-            "there is no such folder, and no model of this name has been fetched; try `pleiad pull {text}`"
-        )
-    })
-}
-
 fn parse_chunk(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) | Err(_) => Err("expected a whole number above 0".into()),
@@ -112,7 +103,7 @@ fn parse_size(text: &str) -> Result<u64, String> {
     }
 }
 
-impl ModelArgs {
+impl MachineArgs {
     /// The machine.
     pub fn machine(&self) -> Result<Cpu, Error> {
         let (BackendChoice::Auto | BackendChoice::Cpu) = self.backend;
@@ -148,15 +139,12 @@ impl ModelArgs {
         };
         Ok(Engine::new(Model::load(checkpoint, machine)?, &options)?)
     }
+}
 
-    /// Opens the folder and builds the model.
+impl ModelArgs {
+    /// Opens the weights and builds the model.
     pub fn open(&self) -> Result<Engine<Cpu>, Error> {
-        self.engine(&Checkpoint::open(&self.model)?)
-    }
-
-    /// The folder.
-    pub fn folder(&self) -> &Path {
-        &self.model
+        self.machine.engine(&self.model.checkpoint()?)
     }
 }
 

@@ -200,6 +200,47 @@ fn a_checkpoint_of_its_own_talks() {
 }
 
 #[test]
+#[cfg(feature = "box")]
+fn the_model_in_the_box_answers() {
+    assert_eq!(answer(&["run", "What is the capital of France?", "--greedy"]), "Paris\n");
+    assert_eq!(answer(&["run", "box", "What is 17 plus 25?", "--greedy"]), "42\n");
+    let told = answer(&["inspect", "box"]);
+    for words in ["the model in the box", "qwen3_5_moe", "Gated DeltaNet", "experts", "no tensor"] {
+        assert!(told.contains(words), "no `{words}` in:\n{told}");
+    }
+    // A word may be a prompt, a path is a model.
+    assert!(!answer(&["run", "Hello", "--greedy"]).trim().is_empty());
+    refused(&["run", "no/such"], &["no/such", "pleiad pull"]);
+    refused(&["run", "./nothing"], &["./nothing"]);
+    refused(&["run", "box", "Hello", "--ids", "1"], &["--ids"]);
+}
+
+#[test]
+#[cfg(feature = "box")]
+fn questions_with_exact_answers_are_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let items = folder.path().join("items.jsonl");
+    let item = |kind: &str, question: &str, answer: &str| {
+        json!({"kind": kind, "messages": [{"role": "user", "content": question}], "answer": answer})
+            .to_string()
+    };
+    let lines = [
+        item("sum", "What is 2 plus 3?", "5"),
+        item("sum", "What is 2 plus 2?", "5"),
+        item("city", "What is the capital of France?", "Paris"),
+    ];
+    fs::write(&items, lines.join("\n")).unwrap();
+    let told: Value =
+        serde_json::from_str(&answer(&["eval", "box", "--items", path(&items), "--json"])).unwrap();
+    assert_eq!((&told["right"], &told["asked"]), (&json!(2), &json!(3)));
+    assert_eq!(told["kinds"]["sum"], json!({"right": 1, "asked": 2}));
+    fs::write(&items, "{}").unwrap();
+    refused(&["eval", "box", "--items", path(&items)], &["line 1", "kind"]);
+    fs::write(&items, "").unwrap();
+    refused(&["eval", "box", "--items", path(&items)], &["no items"]);
+}
+
+#[test]
 fn prompts_come_from_pipes_too() {
     use std::io::Write;
     let folder = tempfile::tempdir().unwrap();

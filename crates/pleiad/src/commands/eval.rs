@@ -5,16 +5,17 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use backend::Backend;
-use checkpoint::Checkpoint;
 use clap::Args;
 use cpu::Cpu;
-use engine::{Engine, Tokenizer, common_prefix};
+use engine::{Engine, common_prefix};
 use models::{Logits, Request, State};
 use serde_json::{Value, json};
 
+use super::items;
 use crate::error::Error;
-use crate::options::{ModelArgs, find_model, parse_ids};
+use crate::options::{ModelArgs, parse_ids};
 use crate::progress::Progress;
+use crate::source::Source;
 use crate::terminal;
 
 /// Tokens of a window when nothing else is asked for.
@@ -36,7 +37,7 @@ pub struct EvalArgs {
     model: ModelArgs,
 
     /// The text, a file in UTF-8
-    #[arg(long, value_name = "FILE", required_unless_present = "ids")]
+    #[arg(long, value_name = "FILE", required_unless_present_any = ["ids", "items"])]
     text: Option<PathBuf>,
 
     /// Token ids instead of text: a file of them, or a list separated by commas
@@ -45,8 +46,13 @@ pub struct EvalArgs {
 
     /// Another checkpoint of the same vocabulary, the reference: also say how far MODEL's predictions are from its own,
     /// as the divergence KL(OTHER || MODEL) and how often both prefer the same token
-    #[arg(long, value_name = "OTHER", value_parser = find_model)]
-    against: Option<PathBuf>,
+    #[arg(long, value_name = "OTHER", value_parser = Source::find)]
+    against: Option<Source>,
+
+    /// Instead of a text: questions with exact answers, a line of JSON each, with `kind`, `messages` and `answer`; how many
+    /// the model gets right, greedily and through its chat template
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "ids", "against"])]
+    items: Option<PathBuf>,
 
     /// Print one JSON object
     #[arg(long)]
@@ -100,16 +106,15 @@ impl EvalArgs {
         if text.is_empty() {
             return Err(Error::Usage(format!("{} is empty: there is nothing to score", path.display())));
         }
-        let tokenizer = Tokenizer::open(self.model.folder())?;
+        let tokenizer = self.model.model.tokenizer()?;
         let tokens = tokenizer.encode(&text, false)?;
         // The same text must be the same tokens, or the numbers say nothing about each other.
-        if let Some(other) = self.against.as_deref().filter(|other| other.join("tokenizer.json").exists())
-            && Tokenizer::open(other)?.encode(&text, false)? != tokens
+        if let Some(other) = self.against.as_ref().filter(|other| other.has_tokenizer())
+            && other.tokenizer()?.encode(&text, false)? != tokens
         {
             return Err(Error::Usage(format!(
                 "{} and {} cut this text into different tokens: only models with the same tokenizer can be compared",
-                self.model.folder().display(),
-                other.display()
+                self.model.model, other
             )));
         }
         let opening = tokenizer.encode("", true)?;
@@ -146,7 +151,7 @@ struct Side {
 
 impl Side {
     fn open(args: &ModelArgs) -> Result<Side, Error> {
-        let engine = args.engine(&Checkpoint::open(&args.model)?)?;
+        let engine = args.open()?;
         let state = engine.model().state(engine.cache())?;
         Ok(Side { engine, state, nats: 0.0 })
     }
@@ -258,13 +263,22 @@ fn score(
 
 /// Scores the text and prints what was found.
 pub fn run(args: EvalArgs) -> Result<ExitCode, Error> {
-    let window = args.model.context.unwrap_or(WINDOW);
+    terminal::catch_interrupts();
+    if let Some(path) = &args.items {
+        let tokenizer = args.model.model.tokenizer()?;
+        let Some(tally) = items::ask(&args.model.open()?, &tokenizer, path)? else {
+            return Ok(ExitCode::from(130));
+        };
+        tally.print(args.json)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let window = args.model.machine.context.unwrap_or(WINDOW);
     let task = args.task(window as usize)?;
     let EvalArgs { model: mut model_args, against, json, .. } = args;
-    model_args.context = Some(window);
+    model_args.machine.context = Some(window);
     let mut model = Side::open(&model_args)?;
     model.check(&task.windows)?;
-    let folder = model_args.model.clone();
+    let source = model_args.model.clone();
     let mut reference = match &against {
         None => None,
         Some(other) => {
@@ -274,22 +288,22 @@ pub fn run(args: EvalArgs) -> Result<ExitCode, Error> {
             if side.vocabulary() != model.vocabulary() {
                 return Err(Error::Usage(format!(
                     "{} has a vocabulary of {} and {} one of {}: only models with the same can be compared",
-                    folder.display(),
+                    source,
                     model.vocabulary(),
-                    other.display(),
+                    other,
                     side.vocabulary()
                 )));
             }
             Some(side)
         }
     };
-    terminal::catch_interrupts();
-    let Some(distance) = score(&mut model, reference.as_mut(), &task, model_args.chunk.min(STEP))? else {
+    let Some(distance) = score(&mut model, reference.as_mut(), &task, model_args.machine.chunk.min(STEP))?
+    else {
         return Ok(ExitCode::from(130));
     };
 
     let report =
-        Report { folder: &folder, against: against.as_deref(), window, task: &task, distance: &distance };
+        Report { source: &source, against: against.as_ref(), window, task: &task, distance: &distance };
     let reference = reference.map(|side| side.nats);
     match json {
         true => writeln!(stdout(), "{:#}", report.json(model.nats, reference))?,
@@ -300,8 +314,8 @@ pub fn run(args: EvalArgs) -> Result<ExitCode, Error> {
 
 /// What was measured, for printing.
 struct Report<'a> {
-    folder: &'a Path,
-    against: Option<&'a Path>,
+    source: &'a Source,
+    against: Option<&'a Source>,
     window: u32,
     task: &'a Task,
     distance: &'a Distance,
@@ -332,10 +346,10 @@ impl Report<'_> {
     }
 
     fn json(&self, model: f64, reference: Option<f64>) -> Value {
-        let score = |folder: &Path, nats: f64| {
+        let score = |source: &Source, nats: f64| {
             let Score { perplexity, nats_per_token, bits_per_byte } = self.score(nats);
             json!({
-                "folder": folder.display().to_string(),
+                "folder": source.to_string(),
                 "perplexity": perplexity,
                 "nats_per_token": nats_per_token,
                 "bits_per_byte": bits_per_byte,
@@ -345,7 +359,7 @@ impl Report<'_> {
             "context": self.window,
             "windows": self.task.windows.len(),
             "tokens_scored": self.task.scored(),
-            "model": score(self.folder, model),
+            "model": score(self.source, model),
         });
         if let (Some(other), Some(nats)) = (self.against, reference) {
             report["reference"] = score(other, nats);

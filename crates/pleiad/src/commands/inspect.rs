@@ -144,11 +144,11 @@ fn describe_running(engine: &Engine<Cpu>, table: &mut Table) {
 }
 
 pub fn run(args: &InspectArgs) -> Result<ExitCode, Error> {
-    let checkpoint = Checkpoint::open(args.model.folder())?;
+    let checkpoint = args.model.model.checkpoint()?;
     let mut table = Table(Vec::new());
-    table.row("model", args.model.folder().display().to_string());
+    table.row("model", args.model.model.to_string());
     table.row("family", checkpoint.config().model_type()?);
-    let engine = match args.model.engine(&checkpoint) {
+    let engine = match args.model.machine.engine(&checkpoint) {
         Ok(engine) => engine,
         Err(error) => {
             // What can be said of a model that does not run is still worth saying.

@@ -2,6 +2,7 @@
 
 pub mod eval;
 pub mod inspect;
+mod items;
 pub mod logits;
 pub mod pull;
 pub mod quantize;

@@ -11,9 +11,9 @@ use clap::Args;
 use cpu::Cpu;
 
 use crate::error::Error;
-use crate::options::find_model;
 use crate::progress::{Progress, gigabytes};
 use crate::quantize::{self, ModeChoice, Plan};
+use crate::source::find_folder;
 use crate::terminal;
 
 /// Arguments of `pleiad quantize`.
@@ -25,7 +25,7 @@ are, as in mlx-lm."
 )]
 pub struct QuantizeArgs {
     /// Folder of the model (config.json and safetensors), or the hub's name of one that `pleiad pull` has fetched
-    #[arg(value_parser = find_model)]
+    #[arg(value_parser = find_folder)]
     src: PathBuf,
 
     /// The folder to write; must not exist

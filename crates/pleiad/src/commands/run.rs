@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use backend::Backend;
-use checkpoint::Checkpoint;
 use clap::Args;
 use cpu::Cpu;
 use engine::{
@@ -15,7 +14,8 @@ use rustyline::error::ReadlineError;
 use serde_json::{Value, json};
 
 use crate::error::Error;
-use crate::options::{ModelArgs, parse_ids};
+use crate::options::{MachineArgs, parse_ids};
+use crate::source::Source;
 use crate::talk::{Talk, summary};
 use crate::terminal;
 
@@ -25,15 +25,17 @@ const DEFAULT_IDS: usize = 256;
 /// Arguments of `pleiad run`.
 #[derive(Args)]
 pub struct RunArgs {
-    #[command(flatten)]
-    model: ModelArgs,
+    /// The model: a folder, the hub's name of one that `pleiad pull` has fetched, or `box`; the model in the box when
+    /// absent. Then the prompt; `-` reads it from the standard input. Without a prompt: a chat, or the standard input when
+    /// that is not a terminal
+    #[arg(value_names = ["MODEL", "PROMPT"], num_args = 0..=2)]
+    words: Vec<String>,
 
-    /// What to answer; `-` reads it from the standard input. Without it: a chat, or the standard input when that is not
-    /// a terminal
-    prompt: Option<String>,
+    #[command(flatten)]
+    machine: MachineArgs,
 
     /// Continue these token ids, separated by commas, instead of text; needs no tokenizer, and end tokens do not stop it
-    #[arg(long, value_name = "IDS", value_parser = parse_ids, conflicts_with_all = ["prompt", "system", "raw"])]
+    #[arg(long, value_name = "IDS", value_parser = parse_ids, conflicts_with_all = ["system", "raw"])]
     ids: Option<std::vec::Vec<u32>>,
 
     /// With --ids: print the generated ids on one line
@@ -160,11 +162,30 @@ impl RunArgs {
         }
     }
 
-    /// The prompt, wherever it comes from; `None` for a chat.
-    fn text(&self) -> Result<Option<String>, Error> {
-        let piped = self.prompt.is_none() && !stdin().is_terminal();
-        if self.prompt.as_deref() != Some("-") && !piped {
-            return Ok(self.prompt.clone());
+    /// The model and the prompt. A single word or text may be either: it is the model if there is one of that name, or
+    /// if it looks like a path.
+    fn split(&self) -> Result<(Source, Option<&str>), Error> {
+        let find =
+            |text: &str| Source::find(text).map_err(|problem| Error::Usage(format!("{text}: {problem}")));
+        Ok(match self.words.as_slice() {
+            [] => (Source::Box, None),
+            [model, prompt, ..] => (find(model)?, Some(prompt)),
+            [only] => {
+                let is_path = only.contains(['/', '\\']) && !only.contains(char::is_whitespace);
+                match find(only) {
+                    Ok(Source::Folder(folder)) if !is_path && !folder.exists() => (Source::Box, Some(only)),
+                    Err(_) if !is_path => (Source::Box, Some(only)),
+                    found => (found?, None),
+                }
+            }
+        })
+    }
+
+    /// The text of the prompt, wherever it comes from; `None` for a chat.
+    fn text(&self, prompt: Option<&str>) -> Result<Option<String>, Error> {
+        let piped = prompt.is_none() && !stdin().is_terminal();
+        if prompt != Some("-") && !piped {
+            return Ok(prompt.map(Into::into));
         }
         let mut text = String::new();
         stdin()
@@ -175,25 +196,37 @@ impl RunArgs {
 }
 
 pub fn run(args: &RunArgs) -> Result<ExitCode, Error> {
-    let checkpoint = Checkpoint::open(args.model.folder())?;
+    let (source, prompt) = args.split()?;
+    if args.ids.is_some() && prompt.is_some() {
+        return Err(Error::Usage("give either a PROMPT or --ids".into()));
+    }
+    let checkpoint = source.checkpoint()?;
     // Before the weights: a prompt without a tokenizer fails at once.
-    let tokenizer = if args.ids.is_none() { Some(Tokenizer::open(args.model.folder())?) } else { None };
-    let engine = args.model.engine(&checkpoint)?;
+    let tokenizer = if args.ids.is_none() { Some(source.tokenizer()?) } else { None };
+    let engine = args.machine.engine(&checkpoint)?;
+    let what = match source {
+        Source::Box => source.to_string(),
+        Source::Folder(_) => engine.model().summary().family.clone(),
+    };
     args.note(&format!(
-        "[{}, {}, {}]",
-        engine.model().summary().family,
+        "[{what}, {}, {}]",
         bytes(checkpoint.total_bytes()),
         engine.model().backend().description()
     ));
     terminal::catch_interrupts();
     match (tokenizer, &args.ids) {
-        (Some(tokenizer), _) => talk(args, engine, tokenizer),
-        (None, ids) => continue_ids(args, &engine, ids.as_deref().unwrap_or(&[])),
+        (Some(tokenizer), _) => talk(args, engine, tokenizer, prompt),
+        (None, ids) => continue_ids(args, &source, &engine, ids.as_deref().unwrap_or(&[])),
     }
 }
 
 /// Ids in, ids (or, with a tokenizer, text) out.
-fn continue_ids(args: &RunArgs, engine: &Engine<Cpu>, ids: &[u32]) -> Result<ExitCode, Error> {
+fn continue_ids(
+    args: &RunArgs,
+    source: &Source,
+    engine: &Engine<Cpu>,
+    ids: &[u32],
+) -> Result<ExitCode, Error> {
     let mut sequence = args.sequence(engine)?;
     let mut sampler = args.sampling.sampler(SamplingParams::default())?;
     let task = Task {
@@ -204,7 +237,7 @@ fn continue_ids(args: &RunArgs, engine: &Engine<Cpu>, ids: &[u32]) -> Result<Exi
     };
     let watch = |_| if terminal::interrupted() { Flow::Stop } else { Flow::Continue };
     let generated = engine.generate(&mut sequence, &task, &mut sampler, watch)?;
-    let text = match Tokenizer::open(args.model.folder()) {
+    let text = match source.tokenizer() {
         Ok(tokenizer) if !args.print_ids => tokenizer.decode(&generated.ids, false)?,
         _ => generated.ids.iter().map(u32::to_string).collect::<Vec<_>>().join(","),
     };
@@ -214,7 +247,12 @@ fn continue_ids(args: &RunArgs, engine: &Engine<Cpu>, ids: &[u32]) -> Result<Exi
     Ok(if terminal::interrupted() { ExitCode::from(130) } else { ExitCode::SUCCESS })
 }
 
-fn talk(args: &RunArgs, engine: Engine<Cpu>, tokenizer: Tokenizer) -> Result<ExitCode, Error> {
+fn talk(
+    args: &RunArgs,
+    engine: Engine<Cpu>,
+    tokenizer: Tokenizer,
+    prompt: Option<&str>,
+) -> Result<ExitCode, Error> {
     let mut params = SamplingParams::default();
     tokenizer.generation_defaults().apply(&mut params);
     let mut talk = Talk {
@@ -225,7 +263,7 @@ fn talk(args: &RunArgs, engine: Engine<Cpu>, tokenizer: Tokenizer) -> Result<Exi
         engine,
         tokenizer,
     };
-    let Some(prompt) = args.text()? else { return chat(args, &mut talk) };
+    let Some(prompt) = args.text(prompt)? else { return chat(args, &mut talk) };
     let raw = args.raw || !talk.tokenizer.has_chat_template();
     let answer = if raw {
         let ids = talk.encode(&prompt, true)?;
