@@ -9,12 +9,14 @@ mod batch;
 pub mod check;
 mod error;
 mod operations;
+mod profile;
 mod rope;
 mod shapes;
 
 pub use batch::{Batch, Span};
 pub use error::{Error, Result};
 pub use operations::Backend;
+pub use profile::OperationTime;
 pub use rope::{Pairing, RopeSpec, YarnSpec};
 pub use shapes::{
     Activation, Attention, CacheFloat, Factor, GdnShape, GdnWeights, GroupedSigmoid, Handle, KvImage,

@@ -4,7 +4,7 @@ use checkpoint::Weight;
 
 use crate::{
     Activation, Attention, Batch, Factor, GdnShape, GdnWeights, GroupedSigmoid, Handle, KvImage, KvShape,
-    LatentAttention, MlaWeights, RecurrentImage, Result, RopeSpec, Shared, Span,
+    LatentAttention, MlaWeights, OperationTime, RecurrentImage, Result, RopeSpec, Shared, Span,
 };
 
 /// A machine that runs models.
@@ -45,6 +45,12 @@ pub trait Backend: Sized + 'static {
 
     /// Bytes that caches may still take on the device; `None` where that is unknown.
     fn free_memory(&self) -> Option<u64>;
+
+    /// Time spent in each operation since the last call, where the machine was asked to measure it; taking it starts
+    /// anew.
+    fn take_profile(&self) -> Vec<OperationTime> {
+        Vec::new()
+    }
 
     // ---- Weights and values ----
 

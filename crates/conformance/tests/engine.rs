@@ -2,14 +2,15 @@
 
 use backend::{Backend, CacheFloat};
 use conformance::models::{Fixture, fixtures, fixtures_folder, relative_error};
-use cpu::{Cpu, Options};
+use cpu::{Cpu, Numerics, Options};
 use engine::{
-    Engine, EngineOptions, Error, Finish, Flow, Generated, Sampler, SamplingParams, Sequence, Task,
+    Engine, EngineOptions, Error, Event, Finish, Flow, Generated, Sampler, SamplingParams, Sequence, Task,
 };
 use models::Model;
 
 fn engine_with(fixture: &Fixture, options: EngineOptions) -> Result<Engine<Cpu>, Error> {
-    let cpu = Cpu::new(Options { threads: Some(2), ..Options::default() }).unwrap();
+    let cpu =
+        Cpu::new(Options { threads: Some(2), numerics: Numerics::Exact, ..Options::default() }).unwrap();
     Engine::new(Model::load(&fixture.checkpoint, cpu).unwrap(), &options)
 }
 
@@ -204,8 +205,8 @@ fn end_tokens_and_callers_stop() {
 
     let mut seen = 0;
     let task = Task { end_ids: &[], ..task };
-    let generated = engine.generate(&mut sequence, &task, &mut sampler, |token| {
-        seen += usize::from(token.is_some());
+    let generated = engine.generate(&mut sequence, &task, &mut sampler, |event| {
+        seen += usize::from(matches!(event, Event::Token(_)));
         if seen == 3 { Flow::Stop } else { Flow::Continue }
     });
     let generated = generated.unwrap();

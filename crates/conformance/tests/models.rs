@@ -3,11 +3,11 @@
 
 use backend::{Backend, CacheFloat};
 use conformance::models::{Fixture, fixtures, fixtures_folder, greedy, logits_in_chunks, relative_error};
-use cpu::{Cpu, Options};
+use cpu::{Cpu, Numerics, Options};
 use models::{LayerImage, LayerShape, Logits, Model, Request, State};
 
 fn cpu(threads: usize) -> Cpu {
-    Cpu::new(Options { threads: Some(threads), ..Options::default() }).unwrap()
+    Cpu::new(Options { threads: Some(threads), numerics: Numerics::Exact, ..Options::default() }).unwrap()
 }
 
 fn each(check: impl Fn(&Fixture, &Model<Cpu>)) {

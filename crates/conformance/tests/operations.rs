@@ -3,12 +3,33 @@
 use std::collections::BTreeSet;
 
 use conformance::cases::{AT_ONCE, CHUNKS};
-use conformance::{Expected, Outcome, all, run_all};
-use cpu::{Cpu, Options};
+use conformance::{Bound, Expected, Outcome, all, run_all};
+use cpu::{Cpu, Numerics, Options, Set};
+
+fn cpu_with(threads: usize, numerics: Numerics, set: Set) -> Cpu {
+    Cpu::new(Options { threads: Some(threads), numerics, kernels: Some(set), profile: false }).unwrap()
+}
 
 fn cpu(threads: usize) -> Cpu {
-    Cpu::new(Options { threads: Some(threads), ..Options::default() }).unwrap()
+    cpu_with(threads, Numerics::Exact, Set::best())
 }
+
+/// The most that fast numerics may be off in a product, whatever the activations.
+const FAST: Bound = Bound::l2(1e-2);
+
+/// Operations in which fast numerics round.
+const ROUNDED: [&str; 10] = [
+    "matmuls",
+    "matmul",
+    "matmul_add",
+    "gate_up",
+    "experts",
+    "expert_weights",
+    "head_matrices",
+    "mla_absorb_q",
+    "mla_unabsorb",
+    "mla",
+];
 
 fn report(outcomes: &[Outcome]) {
     let failures: Vec<String> =
@@ -42,9 +63,40 @@ fn three_threads() {
     report(&run_all(&cpu(3), None));
 }
 
+/// Every instruction set of this machine, with both numerics.
+#[test]
+fn every_set() {
+    for set in Set::available() {
+        println!("{}, exact:", set.name());
+        report(&run_all(&cpu_with(2, Numerics::Exact, set), None));
+        let b = cpu_with(2, Numerics::Fast, set);
+        let (rounded, others): (Vec<_>, Vec<_>) =
+            all::<Cpu>().into_iter().partition(|case| ROUNDED.contains(&case.operation()));
+        assert!(rounded.len() > 100, "only {} cases of products", rounded.len());
+        let check = |case: &conformance::Case<Cpu>| case.check(&b);
+        println!("{}, fast, products:", set.name());
+        // Refusals and the like have no bound, and keep none.
+        let loose = |mut case: conformance::Case<Cpu>| {
+            if case.bound != Bound::EXACT {
+                case.bound = FAST;
+            }
+            case
+        };
+        report(&rounded.into_iter().map(loose).map(|case| check(&case)).collect::<Vec<_>>());
+        println!("{}, fast, the rest:", set.name());
+        report(&others.iter().map(check).collect::<Vec<_>>());
+    }
+}
+
 #[test]
 fn threads_do_not_change_a_bit() {
-    let (one, two) = (cpu(1), cpu(2));
+    for numerics in [Numerics::Exact, Numerics::Fast] {
+        compare_threads(numerics);
+    }
+}
+
+fn compare_threads(numerics: Numerics) {
+    let [one, two] = [1, 2].map(|threads| cpu_with(threads, numerics, Set::best()));
     let mut compared = 0;
     for case in all::<Cpu>() {
         let run = |b: &Cpu| std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| case.outputs(b)));
@@ -90,7 +142,7 @@ fn every_operation_has_cases() {
         &rest[..end]
     });
     // These are part of every other case.
-    let implied = ["description", "free_memory", "prepare_batch", "read", "read_routes"];
+    let implied = ["description", "free_memory", "take_profile", "prepare_batch", "read", "read_routes"];
     // These take nothing that can be wrong, or are refused by what they are composed of.
     let always = [
         "soft_cap",

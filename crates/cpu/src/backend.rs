@@ -1,67 +1,71 @@
 //! The operations of the trait: check shapes, call `ops`, wrap the result.
 
 use ::backend::{
-    Activation, Attention, Backend, Batch, Error, Factor, GdnShape, GroupedSigmoid, Handle, KvImage, KvShape,
-    LatentAttention, MlaWeights, RecurrentImage, Result, RopeSpec, Shape, Shared, Span, check,
+    Activation, Attention, Backend, Batch, Error, Factor, GdnShape, GdnWeights, GroupedSigmoid, Handle,
+    KvImage, KvShape, LatentAttention, MlaWeights, OperationTime, RecurrentImage, Result, RopeSpec, Shape,
+    Shared, Span, check,
 };
 use checkpoint::Weight;
-use rayon::prelude::*;
 
-use crate::ops::latent::Widths;
-use crate::ops::{attention, gdn, glu, latent, layout, moe, norm, product, rope, sigmoid};
-use crate::{Cpu, Experts, HeadMatrices, KvCache, Matrix, Numerics, Recurrent, Routes, Tensor};
+use crate::ops::attention::Grouped;
+use crate::ops::latent::{Absorbed, Latent, Widths};
+use crate::ops::norm::Scale;
+use crate::ops::{elementwise, experts, gdn, layout, norm, product, rope, route};
+use crate::profile::{Profile, Running};
+use crate::{Cpu, Experts, HeadMatrices, KvCache, Matrix, Numerics, Recurrent, Routes, Tensor, Turns};
 
 impl Cpu {
-    /// Runs an operation's loops on the worker threads and wraps the values.
-    fn compute(&self, rows: usize, cols: usize, values: impl FnOnce() -> Vec<f32> + Send) -> Tensor {
-        Tensor::new(Shape { rows, cols }, self.pool.install(values))
+    /// Measures the time of an operation, where that is wanted, until what it returns is dropped. Only in methods that
+    /// no other one calls, so that nothing counts twice.
+    fn time(&self, name: &'static str) -> Option<Running<'_>> {
+        self.profile.as_ref().map(|profile| profile.start(name))
+    }
+
+    /// A tensor whose values `fill` writes, all of them: they come with what earlier ones have left.
+    fn fill(&self, rows: usize, cols: usize, fill: impl FnOnce(&mut [f32])) -> Tensor {
+        let mut values = self.machine.arena.take(rows * cols);
+        fill(&mut values);
+        Tensor::new(Shape { rows, cols }, values)
     }
 
     /// Overwrites the values of `x` by `change`.
-    fn change(&self, x: Tensor, change: impl FnOnce(&mut [f32]) + Send) -> Tensor {
-        let shape = x.shape();
-        let mut values = x.into_values();
-        self.pool.install(|| change(&mut values));
-        Tensor::new(shape, values)
+    fn change(&self, mut x: Tensor, change: impl FnOnce(&mut [f32])) -> Tensor {
+        change(x.values_mut());
+        x
     }
 
-    fn append(
+    /// Appends keys of shape `k`, values of shape `v`; `row(t)` gives the two parts of a key, and a value.
+    fn append<'a>(
         &self,
         operation: &'static str,
-        (k, v): (&Tensor, &Tensor),
+        (k, v): (Shape, Shape),
         batch: &Batch<Self>,
         caches: &mut [&mut KvCache],
+        row: impl Fn(usize) -> ([&'a [f32]; 2], &'a [f32]),
     ) -> Result<()> {
-        check::rows(operation, "the rows of k", k.shape(), batch.spans())?;
+        check::rows(operation, "the rows of k", k, batch.spans())?;
         check::per_span(operation, batch.spans(), caches.len())?;
         // All or none: a step that is refused must not have changed some sequences.
         for (span, cache) in batch.spans().iter().zip(caches.iter_mut()) {
-            check::append(operation, k.shape(), v.shape(), &cache.shape, cache.len(), span)?;
+            check::append(operation, k, v, &cache.shape, cache.len(), span)?;
         }
         for (span, cache) in batch.spans().iter().zip(caches.iter_mut()) {
             cache.reserve(span.len)?;
         }
         for (span, cache) in batch.spans().iter().zip(caches) {
-            span.rows().for_each(|t| cache.push(k.row(t), v.row(t)));
+            for (key, value) in span.rows().map(&row) {
+                cache.push(key, value);
+            }
         }
         Ok(())
     }
 
     fn head_product(&self, operation: &'static str, x: &Tensor, weights: &HeadMatrices) -> Result<Tensor> {
         let shape = check::head_product(operation, x.shape(), weights.weight.count, weights.product_shape())?;
-        Ok(self.compute(shape.rows, shape.cols, || {
-            product::head_products(&weights.weight, weights.transposed, x.values(), shape.rows)
+        Ok(self.fill(shape.rows, shape.cols, |y| {
+            let HeadMatrices { weight, transposed } = weights;
+            product::head_products(&self.machine, weight, *transposed, x.values(), shape.rows, y)
         }))
-    }
-}
-
-fn apply_factor(x: &mut [f32], factor: &Factor<'_, Tensor>) {
-    match factor {
-        Factor::One => {}
-        Factor::Scalar(f) => x.iter_mut().for_each(|x| *x *= f),
-        Factor::Channels(f) => x
-            .chunks_exact_mut(f.shape().cols)
-            .for_each(|row| row.iter_mut().zip(f.values()).for_each(|(x, f)| *x *= f)),
     }
 }
 
@@ -74,11 +78,12 @@ impl Backend for Cpu {
     type Routes = Routes;
     type KvCache = KvCache;
     type Recurrent = Recurrent;
-    type BatchData = ();
+    type BatchData = Turns;
 
     fn description(&self) -> String {
-        let threads = self.pool.current_num_threads();
-        let numerics = match self.numerics {
+        let threads = self.machine.pool.threads();
+        let numerics = match self.machine.numerics {
+            Numerics::Fast => "fast",
             Numerics::Exact => "exact",
         };
         format!("CPU, {threads} thread{}, {numerics} numerics", if threads == 1 { "" } else { "s" })
@@ -88,6 +93,10 @@ impl Backend for Cpu {
         let text = std::fs::read_to_string("/proc/meminfo").ok()?;
         let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
         Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+    }
+
+    fn take_profile(&self) -> Vec<OperationTime> {
+        self.profile.as_ref().map(Profile::take).unwrap_or_default()
     }
 
     fn matrix(&self, weight: &Weight) -> Result<Matrix> {
@@ -109,18 +118,19 @@ impl Backend for Cpu {
 
     fn upload(&self, rows: usize, cols: usize, values: &[f32]) -> Result<Tensor> {
         check::equal("upload", "the number of values", values.len(), rows * cols)?;
-        Ok(Tensor::new(Shape { rows, cols }, values.to_vec()))
+        Ok(Tensor::new(Shape { rows, cols }, self.machine.arena.copy(values)))
     }
 
     fn rope_table(&self, spec: &RopeSpec) -> Result<RopeSpec> {
         Ok(spec.clone())
     }
 
-    fn prepare_batch(&self, _tokens: &[u32], _spans: &[Span]) -> Result<()> {
-        Ok(())
+    fn prepare_batch(&self, _tokens: &[u32], _spans: &[Span]) -> Result<Turns> {
+        Ok(Turns::default())
     }
 
     fn read(&self, x: &Tensor) -> Result<Vec<f32>> {
+        let _time = self.time("read");
         Ok(x.values().to_vec())
     }
 
@@ -134,88 +144,105 @@ impl Backend for Cpu {
     }
 
     fn select_rows(&self, x: &Tensor, rows: &[usize]) -> Result<Tensor> {
+        let _time = self.time("select_rows");
         let shape = check::select_rows(x.shape(), rows)?;
-        Ok(Tensor::new(shape, rows.iter().flat_map(|r| x.row(*r)).copied().collect()))
+        Ok(self.fill(shape.rows, shape.cols, |y| {
+            y.chunks_exact_mut(shape.cols).zip(rows).for_each(|(y, r)| y.copy_from_slice(x.row(*r)));
+        }))
     }
 
     fn columns(&self, x: &Tensor, start: usize, width: usize) -> Result<Tensor> {
+        let _time = self.time("columns");
         let shape = check::columns(x.shape(), start, width)?;
-        Ok(Tensor::new(
-            shape,
-            layout::gather(x.values(), x.shape().cols, &[layout::Columns { start, width }]),
-        ))
+        let range = std::iter::once(layout::Columns { start, width });
+        Ok(self.fill(shape.rows, shape.cols, |y| {
+            layout::gather(&self.machine, x.values(), x.shape().cols, range, y)
+        }))
     }
 
     fn split_heads(&self, x: &Tensor, heads: usize, first: usize) -> Result<(Tensor, Tensor)> {
+        let _time = self.time("split_heads");
         let Shape { rows, cols } = x.shape();
         let (a, b) = check::split_heads(x.shape(), heads, first)?;
         let part = |first, width| {
             let ranges = layout::part_of_heads(heads, a + b, first, width);
-            Tensor::new(Shape { rows, cols: heads * width }, layout::gather(x.values(), cols, &ranges))
+            self.fill(rows, heads * width, |y| layout::gather(&self.machine, x.values(), cols, ranges, y))
         };
         Ok((part(0, a), part(a, b)))
     }
 
     fn split_qkvz(&self, x: &Tensor, shape: &GdnShape) -> Result<(Tensor, Tensor)> {
+        let _time = self.time("split_qkvz");
         check::split_qkvz(x.shape(), shape)?;
         let (qkv, z) = layout::qkvz_ranges(shape);
-        let part = |ranges: &[layout::Columns], cols| {
-            Tensor::new(
-                Shape { rows: x.shape().rows, cols },
-                layout::gather(x.values(), x.shape().cols, ranges),
-            )
-        };
-        Ok((part(&qkv, shape.channels()), part(&z, shape.value_total())))
+        let Shape { rows, cols } = x.shape();
+        let qkv =
+            self.fill(rows, shape.channels(), |y| layout::gather(&self.machine, x.values(), cols, qkv, y));
+        let z =
+            self.fill(rows, shape.value_total(), |y| layout::gather(&self.machine, x.values(), cols, z, y));
+        Ok((qkv, z))
     }
 
     fn embed(&self, table: &Matrix, batch: &Batch<Self>, scale: f32) -> Result<Tensor> {
+        let _time = self.time("embed");
         check::embed(table.shape(), batch.tokens())?;
-        Ok(self.compute(batch.rows(), table.0.cols, || product::embed(&table.0, batch.tokens(), scale)))
+        Ok(self.fill(batch.rows(), table.0.cols, |y| {
+            product::embed(&self.machine, &table.0, batch.tokens(), scale, y)
+        }))
     }
 
     fn matmuls<const N: usize>(&self, x: &Tensor, weights: [&Matrix; N]) -> Result<[Tensor; N]> {
+        let _time = self.time("matmul");
         for w in weights {
             check::matmul("matmul", x.shape(), w.shape())?;
         }
         let n = x.shape().rows;
-        Ok(weights.map(|w| self.compute(n, w.0.rows, || product::matmul(&w.0, x.values(), n))))
+        let mut outputs = weights.map(|w| self.machine.arena.take(n * w.0.rows));
+        let slices = outputs.each_mut().map(|y| &mut **y);
+        product::matmuls(&self.machine, weights.map(|w| &w.0), x.values(), slices);
+        let mut rows = weights.iter().map(|w| w.0.rows);
+        Ok(outputs.map(|y| Tensor::new(Shape { rows: n, cols: rows.next().unwrap_or(0) }, y)))
     }
 
     fn matmul_add(&self, x: &Tensor, weight: &Matrix, residual: Tensor) -> Result<Tensor> {
+        let _time = self.time("matmul_add");
         let shape = check::matmul("matmul_add", x.shape(), weight.shape())?;
         check::equal("matmul_add", "the residual", residual.shape(), shape)?;
-        Ok(self.change(residual, |r| {
-            let y = product::matmul(&weight.0, x.values(), shape.rows);
-            r.iter_mut().zip(&y).for_each(|(r, y)| *r += y);
-        }))
+        Ok(self.change(residual, |r| product::matmul_add(&self.machine, &weight.0, x.values(), r)))
     }
 
     fn gate_up(&self, x: &Tensor, gate: &Matrix, up: &Matrix, activation: Activation) -> Result<Tensor> {
+        let _time = self.time("gate_up");
         check::gate_up(x.shape(), gate.shape(), up.shape())?;
-        let [g, u] = self.matmuls(x, [gate, up])?;
-        self.glu(g, &u, activation)
+        Ok(self.fill(x.shape().rows, gate.0.rows, |y| {
+            product::gate_up(&self.machine, [&gate.0, &up.0], activation, x.values(), y)
+        }))
     }
 
     fn glu(&self, gate: Tensor, up: &Tensor, activation: Activation) -> Result<Tensor> {
+        let _time = self.time("glu");
         check::equal("glu", "up", up.shape(), gate.shape())?;
-        Ok(self
-            .change(gate, |g| g.iter_mut().zip(up.values()).for_each(|(g, u)| *g = glu(activation, *g, *u))))
+        Ok(self.change(gate, |g| elementwise::glu(&self.machine, activation, g, up.values())))
     }
 
     fn soft_cap(&self, x: Tensor, cap: f32) -> Result<Tensor> {
-        Ok(self.change(x, |x| x.par_iter_mut().for_each(|x| *x = cap * (*x / cap).tanh())))
+        let _time = self.time("soft_cap");
+        Ok(self.change(x, |x| elementwise::soft_cap(&self.machine, x, cap)))
     }
 
     fn rms_norm(&self, x: &Tensor, w: Option<&Tensor>, eps: f32) -> Result<Tensor> {
+        let _time = self.time("rms_norm");
         w.map_or(Ok(()), |w| check::vector("rms_norm", "w", w.shape(), x.shape().cols))?;
-        let cols = x.shape().cols;
-        Ok(self.change(x.clone(), |x| norm::rms_slices(x, w.map(Tensor::values), cols, eps)))
+        let Shape { rows, cols } = x.shape();
+        Ok(self
+            .fill(rows, cols, |y| norm::rms(&self.machine, x.values(), w.map(Tensor::values), cols, eps, y)))
     }
 
     fn rms_norm_heads(&self, x: Tensor, w: Option<&Tensor>, heads: usize, eps: f32) -> Result<Tensor> {
+        let _time = self.time("rms_norm_heads");
         let width = check::heads("rms_norm_heads", "the width of x", x.shape().cols, heads)?;
         w.map_or(Ok(()), |w| check::vector("rms_norm_heads", "w", w.shape(), width))?;
-        Ok(self.change(x, |x| norm::rms_slices(x, w.map(Tensor::values), width, eps)))
+        Ok(self.change(x, |x| norm::rms_in_place(&self.machine, x, w.map(Tensor::values), width, eps)))
     }
 
     fn add_norm(
@@ -226,13 +253,15 @@ impl Backend for Cpu {
         eps: f32,
         factor: Factor<'_, Tensor>,
     ) -> Result<(Tensor, Tensor)> {
+        let _time = self.time("add_norm");
         check::residual_norm("add_norm", r.shape(), x.shape(), w.shape(), &factor)?;
-        let s = self.change(x.clone(), |s| s.iter_mut().zip(r.values()).for_each(|(s, r)| *s += r));
-        let y = self.change(s.clone(), |y| {
-            norm::rms_slices(y, Some(w.values()), w.shape().cols, eps);
-            apply_factor(y, &factor);
+        let Shape { rows, cols } = x.shape();
+        let mut s = self.machine.arena.take(rows * cols);
+        let y = self.fill(rows, cols, |y| {
+            let inputs = [r.values(), x.values(), w.values()];
+            norm::add_norm(&self.machine, inputs, eps, Scale::new(&factor), [&mut s, y]);
         });
-        Ok((s, y))
+        Ok((Tensor::new(x.shape(), s), y))
     }
 
     fn norm_add(
@@ -243,29 +272,34 @@ impl Backend for Cpu {
         eps: f32,
         factor: Factor<'_, Tensor>,
     ) -> Result<Tensor> {
+        let _time = self.time("norm_add");
         check::residual_norm("norm_add", r.shape(), x.shape(), w.shape(), &factor)?;
-        Ok(self.change(x.clone(), |y| {
-            norm::rms_slices(y, Some(w.values()), w.shape().cols, eps);
-            y.iter_mut().zip(r.values()).for_each(|(y, r)| *y += r);
-            apply_factor(y, &factor);
+        let Shape { rows, cols } = x.shape();
+        Ok(self.fill(rows, cols, |y| {
+            let inputs = [r.values(), x.values(), w.values()];
+            norm::norm_add(&self.machine, inputs, eps, Scale::new(&factor), y);
         }))
     }
 
     fn gated_norm(&self, v: &Tensor, z: &Tensor, w: &Tensor, heads: usize, eps: f32) -> Result<Tensor> {
+        let _time = self.time("gated_norm");
         check::gated_norm(v.shape(), z.shape(), w.shape(), heads)?;
         let Shape { rows, cols } = v.shape();
-        Ok(self.compute(rows, cols, || norm::gated(v.values(), z.values(), w.values(), eps)))
+        let inputs = [v.values(), z.values(), w.values()];
+        Ok(self.fill(rows, cols, |y| norm::gated(&self.machine, inputs, eps, y)))
     }
 
     fn sigmoid_gate(&self, x: Tensor, g: &Tensor) -> Result<Tensor> {
+        let _time = self.time("sigmoid_gate");
         check::equal("sigmoid_gate", "g", g.shape(), x.shape())?;
-        Ok(self.change(x, |x| x.iter_mut().zip(g.values()).for_each(|(x, g)| *x *= sigmoid(*g))))
+        Ok(self.change(x, |x| elementwise::sigmoid_gate(&self.machine, x, g.values())))
     }
 
     fn rope(&self, x: Tensor, batch: &Batch<Self>, spec: &RopeSpec, heads: usize) -> Result<Tensor> {
+        let _time = self.time("rope");
         let width = check::rope(x.shape(), batch.spans(), heads, spec.rotary_dim())?;
         let cols = x.shape().cols;
-        Ok(self.change(x, |x| rope::rope(x, cols, width, spec, batch.spans())))
+        Ok(self.change(x, |x| rope::rope(&self.machine, x, cols, width, spec, batch.data(), batch.spans())))
     }
 
     fn kv_append(
@@ -275,7 +309,8 @@ impl Backend for Cpu {
         batch: &Batch<Self>,
         caches: &mut [&mut KvCache],
     ) -> Result<()> {
-        self.append("kv_append", (k, v), batch, caches)
+        let _time = self.time("kv_append");
+        self.append("kv_append", (k.shape(), v.shape()), batch, caches, |t| ([k.row(t), &[]], v.row(t)))
     }
 
     fn attention(
@@ -285,10 +320,11 @@ impl Backend for Cpu {
         caches: &[&KvCache],
         spec: &Attention,
     ) -> Result<Tensor> {
+        let _time = self.time("attention");
         check::rows("attention", "the rows of q", q.shape(), batch.spans())?;
         check::per_span("attention", batch.spans(), caches.len())?;
         let width = spec.heads * caches[0].shape.value_dim;
-        let mut groups = Vec::with_capacity(caches.len());
+        let mut group = 1;
         for (span, cache) in batch.spans().iter().zip(caches) {
             check::equal(
                 "attention",
@@ -296,19 +332,15 @@ impl Backend for Cpu {
                 spec.heads * cache.shape.value_dim,
                 width,
             )?;
-            groups.push(check::attention(q.shape(), spec, &cache.shape, cache.len(), span)?);
+            let of_cache = check::attention(q.shape(), spec, &cache.shape, cache.len(), span)?;
+            group = of_cache;
         }
-        Ok(self.compute(batch.rows(), width, || {
-            let mut y = vec![0.0; batch.rows() * width];
-            for ((span, cache), group) in batch.spans().iter().zip(caches).zip(groups) {
-                let y = &mut y[span.row * width..][..span.len * width];
-                attention::attention(q.rows(span.rows()), y, span, cache, spec, group);
-            }
-            y
-        }))
+        let layer = Grouped { q: q.values(), spans: batch.spans(), caches, spec: *spec, group };
+        Ok(self.fill(batch.rows(), width, |y| layer.run(&self.machine, y)))
     }
 
     fn mla_absorb_q(&self, q: &Tensor, weights: &HeadMatrices) -> Result<Tensor> {
+        let _time = self.time("mla_absorb_q");
         self.head_product("mla_absorb_q", q, weights)
     }
 
@@ -319,13 +351,12 @@ impl Backend for Cpu {
         batch: &Batch<Self>,
         caches: &mut [&mut KvCache],
     ) -> Result<()> {
+        let _time = self.time("mla_append");
         check::equal("mla_append", "the rows of k_pe", k_pe.shape().rows, latent.shape().rows)?;
         let rows = latent.shape().rows;
-        let both: Vec<f32> =
-            (0..rows).flat_map(|t| latent.row(t).iter().chain(k_pe.row(t))).copied().collect();
-        let keys = Tensor::new(Shape { rows, cols: latent.shape().cols + k_pe.shape().cols }, both);
-        let values = Tensor::new(Shape { rows, cols: 0 }, Vec::new());
-        self.append("mla_append", (&keys, &values), batch, caches)
+        let keys = Shape { rows, cols: latent.shape().cols + k_pe.shape().cols };
+        let row = |t| ([latent.row(t), k_pe.row(t)], &[] as &[f32]);
+        self.append("mla_append", (keys, Shape { rows, cols: 0 }), batch, caches, row)
     }
 
     fn mla_attention(
@@ -336,6 +367,7 @@ impl Backend for Cpu {
         caches: &[&KvCache],
         spec: &LatentAttention,
     ) -> Result<Tensor> {
+        let _time = self.time("mla_attention");
         check::rows("mla_attention", "the rows of q", q.shape(), batch.spans())?;
         check::per_span("mla_attention", batch.spans(), caches.len())?;
         let mut widths = (0, 0);
@@ -343,18 +375,14 @@ impl Backend for Cpu {
             widths =
                 check::mla_attention(q.shape(), q_pe.shape(), spec.heads, &cache.shape, cache.len(), span)?;
         }
-        let cols = q.shape().cols;
-        Ok(self.compute(batch.rows(), cols, || {
-            let mut y = vec![0.0; batch.rows() * cols];
-            for (span, cache) in batch.spans().iter().zip(caches) {
-                let y = &mut y[span.row * cols..][..span.len * cols];
-                latent::absorbed(q.rows(span.rows()), q_pe.rows(span.rows()), y, span, cache, spec, widths);
-            }
-            y
-        }))
+        let (rank, pe) = widths;
+        let spans = batch.spans();
+        let layer = Absorbed { q: q.values(), q_pe: q_pe.values(), spans, caches, spec: *spec, rank, pe };
+        Ok(self.fill(batch.rows(), q.shape().cols, |y| layer.run(&self.machine, y)))
     }
 
     fn mla_unabsorb(&self, o: &Tensor, weights: &HeadMatrices) -> Result<Tensor> {
+        let _time = self.time("mla_unabsorb");
         self.head_product("mla_unabsorb", o, weights)
     }
 
@@ -367,6 +395,7 @@ impl Backend for Cpu {
         caches: &[&KvCache],
         spec: &LatentAttention,
     ) -> Result<Tensor> {
+        let _time = self.time("mla");
         let MlaWeights { embed_q, unembed_out } = weights;
         let latents = check::head_product("mla", q.shape(), embed_q.weight.count, embed_q.product_shape())?;
         let values =
@@ -382,25 +411,16 @@ impl Backend for Cpu {
             nope: embed_q.product_shape().cols,
             value: unembed_out.product_shape().rows,
         };
-        Ok(self.compute(values.rows, values.cols, || {
-            let span = |(span, cache): (&Span, &&KvCache)| {
-                latent::attention(
-                    q.rows(span.rows()),
-                    q_pe.rows(span.rows()),
-                    span,
-                    cache,
-                    weights,
-                    spec,
-                    widths,
-                )
-            };
-            batch.spans().iter().zip(caches).flat_map(span).collect()
-        }))
+        let spans = batch.spans();
+        let layer =
+            Latent { q: q.values(), q_pe: q_pe.values(), spans, caches, weights, spec: *spec, widths };
+        Ok(self.fill(values.rows, values.cols, |y| layer.run(&self.machine, y)))
     }
 
     fn route_softmax(&self, logits: &Tensor, top_k: usize, renormalise: bool) -> Result<Routes> {
+        let _time = self.time("route_softmax");
         check::route("route_softmax", logits.shape(), top_k)?;
-        Ok(moe::route_softmax(logits.values(), logits.shape().cols, top_k, renormalise, None))
+        Ok(route::softmax(&self.machine, logits.values(), logits.shape().cols, top_k, renormalise, None))
     }
 
     fn route_softmax_scaled(
@@ -409,15 +429,24 @@ impl Backend for Cpu {
         top_k: usize,
         per_expert_scale: &Tensor,
     ) -> Result<Routes> {
+        let _time = self.time("route_softmax_scaled");
         let experts = logits.shape().cols;
         check::route("route_softmax_scaled", logits.shape(), top_k)?;
         check::vector("route_softmax_scaled", "the scales", per_expert_scale.shape(), experts)?;
-        Ok(moe::route_softmax(logits.values(), experts, top_k, true, Some(per_expert_scale.values())))
+        Ok(route::softmax(
+            &self.machine,
+            logits.values(),
+            experts,
+            top_k,
+            true,
+            Some(per_expert_scale.values()),
+        ))
     }
 
     fn route_sigmoid_grouped(&self, logits: &Tensor, bias: &Tensor, spec: &GroupedSigmoid) -> Result<Routes> {
+        let _time = self.time("route_sigmoid_grouped");
         let size = check::route_grouped(logits.shape(), bias.shape(), spec)?;
-        Ok(moe::route_grouped(logits.values(), bias.values(), size, spec))
+        Ok(route::grouped(&self.machine, logits.values(), bias.values(), size, spec))
     }
 
     fn experts(
@@ -427,33 +456,30 @@ impl Backend for Cpu {
         weights: &Experts,
         activation: Activation,
     ) -> Result<Tensor> {
+        let _time = self.time("experts");
         let shape = Shape { rows: weights.gate.rows, cols: weights.gate.cols };
         check::experts(x.shape(), routes.tokens(), routes.experts, shape, weights.gate.count)?;
         let Shape { rows, cols } = x.shape();
-        Ok(self.compute(rows, cols, || moe::experts(x.values(), cols, routes, weights, activation)))
+        Ok(self.fill(rows, cols, |y| {
+            experts::experts(&self.machine, x.values(), routes, weights, activation, y)
+        }))
     }
 
     fn combine(&self, h: &Tensor, moe: &Tensor, shared: Shared<'_, Tensor>) -> Result<Tensor> {
+        let _time = self.time("combine");
         check::combine(h.shape(), moe.shape(), &shared)?;
-        Ok(self.change(h.clone(), |y| {
-            y.par_chunks_exact_mut(h.shape().cols).enumerate().for_each(|(t, y)| {
-                let (x, strength) = match shared {
-                    Shared::Absent => (moe, 0.0),
-                    Shared::Plain(x) => (x, 1.0),
-                    Shared::Gated { x, gate } => (x, sigmoid(gate.values()[t])),
-                };
-                y.iter_mut().zip(moe.row(t)).for_each(|(y, m)| *y += m);
-                if strength != 0.0 {
-                    y.iter_mut().zip(x.row(t)).for_each(|(y, x)| *y += strength * x);
-                }
-            });
+        let Shape { rows, cols } = h.shape();
+        Ok(self.fill(rows, cols, |y| {
+            elementwise::combine(&self.machine, cols, h.values(), moe.values(), &shared, y);
         }))
     }
 
     fn combine_norm(&self, a: &Tensor, wa: &Tensor, b: &Tensor, wb: &Tensor, eps: f32) -> Result<Tensor> {
+        let _time = self.time("combine_norm");
         check::combine_norm(a.shape(), wa.shape(), b.shape(), wb.shape())?;
-        let a = self.rms_norm(a, Some(wa), eps)?;
-        self.norm_add(&a, b, wb, eps, Factor::One)
+        let Shape { rows, cols } = a.shape();
+        let inputs = [a.values(), wa.values(), b.values(), wb.values()];
+        Ok(self.fill(rows, cols, |y| norm::combine_norm(&self.machine, inputs, eps, y)))
     }
 
     fn conv_causal(
@@ -463,26 +489,27 @@ impl Backend for Cpu {
         batch: &Batch<Self>,
         states: &mut [&mut Recurrent],
     ) -> Result<Tensor> {
+        let _time = self.time("conv_causal");
         check::rows("conv_causal", "the rows of x", x.shape(), batch.spans())?;
         check::per_span("conv_causal", batch.spans(), states.len())?;
         for state in states.iter() {
             check::conv_causal(x.shape(), w.shape(), &state.shape)?;
         }
         let cols = x.shape().cols;
-        Ok(self.compute(batch.rows(), cols, || {
-            let mut y = vec![0.0; batch.rows() * cols];
+        let taps = w.turned(self.machine.set);
+        Ok(self.fill(batch.rows(), cols, |y| {
             for (span, state) in batch.spans().iter().zip(states) {
                 let y = &mut y[span.row * cols..][..span.len * cols];
-                gdn::conv_causal(x.rows(span.rows()), w.values(), state, y);
+                gdn::conv_causal(&self.machine, x.rows(span.rows()), &taps, &mut state.window, y);
             }
-            y
         }))
     }
 
     fn gdn_qk_norm(&self, qkv: Tensor, shape: &GdnShape) -> Result<Tensor> {
+        let _time = self.time("gdn_qk_norm");
         check::gdn_shape("gdn_qk_norm", shape)?;
         check::equal("gdn_qk_norm", "the width of qkv", qkv.shape().cols, shape.channels())?;
-        Ok(self.change(qkv, |qkv| gdn::qk_norm(qkv, shape)))
+        Ok(self.change(qkv, |qkv| gdn::qk_norm(&self.machine, qkv, shape)))
     }
 
     fn gdn_gates(
@@ -492,9 +519,15 @@ impl Backend for Cpu {
         a_log: &Tensor,
         dt_bias: &Tensor,
     ) -> Result<(Tensor, Tensor)> {
+        let _time = self.time("gdn_gates");
         check::gdn_gates(a.shape(), b.shape(), a_log.shape(), dt_bias.shape())?;
-        let (g, beta) = gdn::gates(a.values(), b.values(), a_log.values(), dt_bias.values());
-        Ok((Tensor::new(a.shape(), g), Tensor::new(b.shape(), beta)))
+        let Shape { rows, cols } = a.shape();
+        let mut g = self.machine.arena.take(rows * cols);
+        let beta = self.fill(rows, cols, |beta| {
+            let inputs = [a.values(), b.values(), a_log.values(), dt_bias.values()];
+            gdn::gates(&self.machine, inputs, [&mut g, beta]);
+        });
+        Ok((Tensor::new(a.shape(), g), beta))
     }
 
     fn gdn(
@@ -505,6 +538,7 @@ impl Backend for Cpu {
         batch: &Batch<Self>,
         states: &mut [&mut Recurrent],
     ) -> Result<Tensor> {
+        let _time = self.time("gdn");
         check::rows("gdn", "the rows of qkv", qkv.shape(), batch.spans())?;
         check::per_span("gdn", batch.spans(), states.len())?;
         for state in states.iter() {
@@ -517,13 +551,51 @@ impl Backend for Cpu {
             )?;
         }
         let width = states[0].shape.value_total();
-        Ok(self.compute(batch.rows(), width, || {
-            let mut y = vec![0.0; batch.rows() * width];
+        Ok(self.fill(batch.rows(), width, |y| {
             for (span, state) in batch.spans().iter().zip(states) {
                 let y = &mut y[span.row * width..][..span.len * width];
-                gdn::recurrence(qkv.rows(span.rows()), g.rows(span.rows()), beta.rows(span.rows()), state, y);
+                gdn::recurrence(
+                    &self.machine,
+                    qkv.rows(span.rows()),
+                    g.rows(span.rows()),
+                    beta.rows(span.rows()),
+                    state,
+                    y,
+                );
             }
-            y
+        }))
+    }
+
+    fn gated_delta(
+        &self,
+        qkv: &Tensor,
+        a: &Tensor,
+        b: &Tensor,
+        weights: &GdnWeights<Tensor>,
+        batch: &Batch<Self>,
+        states: &mut [&mut Recurrent],
+    ) -> Result<Tensor> {
+        let _time = self.time("gated_delta");
+        check::rows("gated_delta", "the rows of qkv", qkv.shape(), batch.spans())?;
+        check::per_span("gated_delta", batch.spans(), states.len())?;
+        check::gdn_gates(a.shape(), b.shape(), weights.a_log.shape(), weights.dt_bias.shape())?;
+        for state in states.iter() {
+            for (what, of_state, of_layer) in [
+                ("the key width of a state", state.shape.key_dim, weights.shape.key_dim),
+                ("the value width of a state", state.shape.value_total(), weights.shape.value_total()),
+            ] {
+                check::equal("gated_delta", what, of_state, of_layer)?;
+            }
+            check::conv_causal(qkv.shape(), weights.conv.shape(), &state.shape)?;
+            check::gdn(qkv.shape(), a.shape(), b.shape(), &state.shape)?;
+        }
+        let width = weights.shape.value_total();
+        Ok(self.fill(batch.rows(), width, |y| {
+            for (span, state) in batch.spans().iter().zip(states) {
+                let y = &mut y[span.row * width..][..span.len * width];
+                let gates = [a.rows(span.rows()), b.rows(span.rows())];
+                gdn::gated_delta(&self.machine, qkv.rows(span.rows()), gates, weights, state, y);
+            }
         }))
     }
 
@@ -547,11 +619,11 @@ impl Backend for Cpu {
 
     fn recurrent(&self, shape: &GdnShape) -> Result<Recurrent> {
         check::gdn_shape("recurrent", shape)?;
-        Ok(Recurrent::new(shape))
+        Ok(Recurrent::new(&self.machine.arena, shape))
     }
 
     fn recurrent_clone(&self, state: &Recurrent) -> Result<Recurrent> {
-        Ok(state.clone())
+        Ok(state.duplicate())
     }
 
     fn recurrent_save(&self, state: &Recurrent) -> Result<RecurrentImage> {
@@ -560,6 +632,6 @@ impl Backend for Cpu {
 
     fn recurrent_load(&self, shape: &GdnShape, image: &RecurrentImage) -> Result<Recurrent> {
         check::recurrent_image(shape, image)?;
-        Ok(Recurrent::from_image(shape, image))
+        Ok(Recurrent::from_image(&self.machine.arena, shape, image))
     }
 }

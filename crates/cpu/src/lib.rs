@@ -4,53 +4,91 @@
 //! on the number of threads. `backend` checks shapes and calls them. Every product of a matrix row with a token is
 //! summed in the same order whatever the size of the batch, so one long prompt and token by token give the same bits.
 
+mod aligned;
+mod arena;
 mod backend;
 mod cache;
+mod kernels;
 mod ops;
+mod pool;
+mod profile;
+mod recurrent;
 mod tensor;
+mod vector;
 mod weights;
 
-pub use cache::{KvCache, Recurrent};
-pub use ops::moe::Routes;
+pub use cache::KvCache;
+pub use kernels::Set;
+pub use ops::rope::Turns;
+pub use ops::route::Routes;
+pub use recurrent::Recurrent;
 pub use tensor::Tensor;
 pub use weights::{Experts, HeadMatrices, Matrix};
 
+use std::num::NonZero;
+use std::sync::Arc;
+
 use ::backend::{Error, Result};
+
+use arena::Arena;
+use pool::Pool;
+use profile::Profile;
 
 /// How products are rounded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Numerics {
-    /// Plain f32 throughout: the reference.
+    /// Activations are rounded to 15 bits inside products with quantised weights.
     #[default]
+    Fast,
+    /// Plain f32 throughout: the reference.
     Exact,
 }
 
 /// Settings of the CPU backend.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Worker threads; one per core when absent.
+    /// Worker threads; one per physical core when absent.
     pub threads: Option<usize>,
     /// How products are rounded.
     pub numerics: Numerics,
+    /// Instructions to use; the best there are when absent.
+    pub kernels: Option<Set>,
+    /// Whether to measure the time spent in each operation.
+    pub profile: bool,
+}
+
+/// What operations run on: the threads and their instructions.
+pub(crate) struct Machine {
+    pub pool: Pool,
+    pub set: Set,
+    pub numerics: Numerics,
+    pub arena: Arc<Arena>,
 }
 
 /// The CPU.
 pub struct Cpu {
-    pool: rayon::ThreadPool,
-    numerics: Numerics,
+    machine: Machine,
+    /// Present when times are wanted.
+    profile: Option<Profile>,
 }
 
 impl Cpu {
     /// Starts the worker threads.
     pub fn new(options: Options) -> Result<Self> {
-        if options.threads == Some(0) {
-            return Err(Error::Unsupported("the CPU backend needs at least one thread".into()));
-        }
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(options.threads.unwrap_or(0))
-            .thread_name(|i| format!("cpu-{i}"))
-            .build()
+        let threads = match options.threads {
+            None => pool::physical_cores(),
+            Some(threads) => NonZero::new(threads)
+                .ok_or_else(|| Error::Unsupported("the CPU backend needs at least one thread".into()))?,
+        };
+        let pool = Pool::new(threads)
             .map_err(|e| Error::Unsupported(format!("cannot start worker threads: {e}")))?;
-        Ok(Self { pool, numerics: options.numerics })
+        let set = options.kernels.unwrap_or_else(Set::best);
+        let machine = Machine { pool, set, numerics: options.numerics, arena: Arc::default() };
+        Ok(Self { machine, profile: options.profile.then(Profile::default) })
+    }
+
+    /// Threads that compute, the calling one among them.
+    pub fn threads(&self) -> usize {
+        self.machine.pool.threads()
     }
 }

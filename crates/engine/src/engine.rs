@@ -43,6 +43,20 @@ pub enum Flow {
     Stop,
 }
 
+/// What a generation tells its caller on the way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// A step of the prompt comes next.
+    Prompt {
+        /// Tokens of the prompt that are behind, those the sequence knew before included.
+        done: usize,
+        /// Tokens of the prompt.
+        of: usize,
+    },
+    /// A token was chosen.
+    Token(u32),
+}
+
 /// Why a generation ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Finish {
@@ -105,17 +119,17 @@ pub struct Engine<B: Backend> {
     context: usize,
 }
 
-/// Bytes that a sequence of `tokens` keeps.
-fn state_bytes(shapes: &[LayerShape], tokens: usize) -> u64 {
-    shapes.iter().map(|shape| shape.bytes(tokens)).sum()
+/// Bytes that a sequence of `tokens` keeps when it runs in steps of at most `chunk`.
+fn state_bytes(shapes: &[LayerShape], tokens: usize, chunk: usize) -> u64 {
+    shapes.iter().map(|shape| shape.bytes(tokens, chunk)).sum()
 }
 
 /// The longest sequence whose caches fit.
-fn longest(shapes: &[LayerShape], memory: u64, at_most: usize) -> usize {
+fn longest(shapes: &[LayerShape], chunk: usize, memory: u64, at_most: usize) -> usize {
     let (mut fits, mut above) = (0, at_most + 1);
     while above - fits > 1 {
         let middle = fits + (above - fits) / 2;
-        if state_bytes(shapes, middle) <= memory { fits = middle } else { above = middle }
+        if state_bytes(shapes, middle, chunk) <= memory { fits = middle } else { above = middle }
     }
     fits
 }
@@ -127,12 +141,13 @@ impl<B: Backend> Engine<B> {
         let shapes = model.layer_shapes(options.cache);
         let wanted = options.context.or(model.summary().context).unwrap_or(DEFAULT_CONTEXT).max(1);
         let available = options.cache_memory.or_else(|| model.backend().free_memory()).unwrap_or(u64::MAX);
-        let fits = longest(&shapes, available, wanted);
+        let chunk = options.chunk.max(1);
+        let fits = longest(&shapes, chunk, available, wanted);
         if fits == 0 || (options.context.is_some() && fits < wanted) {
-            let needed = state_bytes(&shapes, wanted);
+            let needed = state_bytes(&shapes, wanted, chunk);
             return Err(Error::ContextTooLarge { context: wanted, needed, available, fits });
         }
-        Ok(Self { model, cache: options.cache, chunk: options.chunk.max(1), context: fits })
+        Ok(Self { model, cache: options.cache, chunk, context: fits })
     }
 
     /// The model.
@@ -152,7 +167,7 @@ impl<B: Backend> Engine<B> {
 
     /// Bytes that a sequence of so many tokens keeps.
     pub fn state_bytes(&self, tokens: usize) -> u64 {
-        state_bytes(&self.model.layer_shapes(self.cache), tokens)
+        state_bytes(&self.model.layer_shapes(self.cache), tokens, self.chunk)
     }
 
     /// A sequence that has seen nothing.
@@ -191,7 +206,7 @@ impl<B: Backend> Engine<B> {
 
     /// Brings a sequence to `prompt`, keeping what it has in common with what was seen, and returns how many tokens
     /// that was. Afterwards the sequence holds the logits of the last token, unless `watch`, called before each step with the
-    /// tokens done, stopped it.
+    /// tokens of the prompt that are behind, stopped it.
     pub fn prefill(
         &self,
         sequence: &mut Sequence<B>,
@@ -241,19 +256,20 @@ impl<B: Backend> Engine<B> {
         Ok(rows)
     }
 
-    /// Continues a sequence. `watch` is called with `None` before each step of the prompt and with each token as it is
-    /// chosen; the token at which it stops is still part of the answer.
+    /// Continues a sequence. `watch` is called before each step of the prompt and with each token as it is chosen; the
+    /// token at which it stops is still part of the answer.
     pub fn generate(
         &self,
         sequence: &mut Sequence<B>,
         task: &Task<'_>,
         sampler: &mut Sampler,
-        mut watch: impl FnMut(Option<u32>) -> Flow,
+        mut watch: impl FnMut(Event) -> Flow,
     ) -> Result<Generated, Error> {
         let started = Instant::now();
         let prompt_tokens = task.prompt.len();
         sampler.set_prompt_len(prompt_tokens);
-        let reused_tokens = self.prefill(sequence, task.prompt, task.stable, |_| watch(None))?;
+        let before_step = |done| watch(Event::Prompt { done, of: prompt_tokens });
+        let reused_tokens = self.prefill(sequence, task.prompt, task.stable, before_step)?;
         let prompt_time = started.elapsed();
         let mut generated = Generated {
             ids: Vec::new(),
@@ -274,7 +290,7 @@ impl<B: Backend> Engine<B> {
                 break Finish::End;
             }
             generated.ids.push(id);
-            if watch(Some(id)) == Flow::Stop {
+            if watch(Event::Token(id)) == Flow::Stop {
                 break Finish::Stopped;
             }
             if Some(generated.ids.len()) == task.max_tokens {

@@ -147,7 +147,7 @@ impl From<backend::Error> for Error {
     }
 }
 
-/// Bytes for people: `1.5 GB`.
+/// Bytes for people, with two or three digits: `1.5 GB`, `20.5 GB`, `576 MB`.
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["bytes", "kB", "MB", "GB", "TB"];
     let (mut value, mut unit) = (n as f64, 0);
@@ -157,7 +157,7 @@ pub fn bytes(n: u64) -> String {
     }
     match (unit, value) {
         (0, _) => format!("{n} {}", UNITS[0]),
-        (_, v) if v < 9.95 => format!("{v:.1} {}", UNITS[unit]),
+        (_, v) if v < 99.95 => format!("{v:.1} {}", UNITS[unit]),
         (_, v) => format!("{v:.0} {}", UNITS[unit]),
     }
 }

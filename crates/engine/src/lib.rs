@@ -13,7 +13,7 @@ mod stop;
 mod template;
 mod tokenizer;
 
-pub use engine::{DEFAULT_CHUNK, Engine, EngineOptions, Finish, Flow, Generated, Task};
+pub use engine::{DEFAULT_CHUNK, Engine, EngineOptions, Event, Finish, Flow, Generated, Task};
 pub use error::{Error, bytes};
 pub use sampling::{Sampled, Sampler, SamplingParams, top_logprobs};
 pub use sequence::{Sequence, common_prefix};

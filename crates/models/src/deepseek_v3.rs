@@ -7,8 +7,8 @@ use checkpoint::Checkpoint;
 use crate::Result;
 use crate::config::{Fields, problem};
 use crate::layers::{
-    Decoder, DecoderConfig, FeedForward, LatentAttention, LatentConfig, Layer, Mixer, MoeConfig, Routing,
-    SharedConfig, SparseLayers, read_top_k,
+    Decoder, DecoderConfig, LatentAttention, LatentConfig, Mixer, MoeConfig, Routing, SharedConfig,
+    SparseLayers, read_top_k,
 };
 use crate::loader::Loader;
 use crate::model::{Built, Log};
@@ -55,23 +55,14 @@ pub(crate) fn load<B: Backend>(
     let frame = DecoderConfig::read(fields)?;
     let attention = LatentConfig::read(fields, &frame)?;
     let moe = read_moe(fields, &frame)?;
-    let count = fields.size("num_hidden_layers")?;
 
     let root = Loader::new(checkpoint, backend, "", log);
-    let layer = |i: usize| {
-        let layer = root.at("model").at("layers").at(i);
-        let moe = moe.as_ref().filter(|moe| moe.covers(i));
-        Ok(Layer {
-            input_norm: layer.norm("input_layernorm", frame.hidden)?,
-            mixer: Mixer::Latent(LatentAttention::load(&layer.at("self_attn"), &attention)?),
-            post_norm: layer.norm("post_attention_layernorm", frame.hidden)?,
-            feed_forward: FeedForward::load(&layer.at("mlp"), fields, frame.hidden, moe)?,
-        })
+    let mixer = |layer: &Loader<'_, B>, _| {
+        Ok(Mixer::Latent(LatentAttention::load(&layer.at("self_attn"), &attention)?))
     };
-    let layers = (0..count).map(layer).collect::<Result<_>>()?;
-    let network = Decoder::load(&root, &frame, layers)?;
+    let network = Decoder::load(&root, fields, &frame, moe.as_ref(), mixer)?;
 
-    let mut parts = vec![attention.describe(count)];
-    parts.extend(moe.map(|moe| moe.describe(count)));
+    let mut parts = vec![attention.describe(frame.layers)];
+    parts.extend(moe.map(|moe| moe.describe(frame.layers)));
     Ok((Box::new(network), frame.summary(family, parts)))
 }

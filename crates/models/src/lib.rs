@@ -14,8 +14,12 @@ mod model;
 mod qwen3;
 mod qwen3_5;
 mod state;
+mod traffic;
+mod words;
 
 pub use error::{Error, Result};
 pub use loader::Loaded;
 pub use model::{FAMILIES, Logits, Model, Request, Summary, weights};
 pub use state::{LayerImage, LayerShape, LayerState, RecurrentSnapshot, State, StateImage};
+pub use traffic::Traffic;
+pub use words::counted;

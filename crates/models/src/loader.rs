@@ -3,12 +3,11 @@
 //! Families ask by the names mlx-lm uses. Hugging Face's originals and older conversions keep the same weights under
 //! other names and in other layouts; the differences are resolved here, so that families need not know.
 
-use std::cell::RefCell;
-
 use backend::Backend;
 use checkpoint::{Checkpoint, Weight};
 
 use crate::Result;
+use crate::model::Log;
 
 /// Where a checkpoint keeps the text model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,7 +25,12 @@ pub enum Loaded {
     /// A linear layer or an embedding table: `{path}.weight` and its companions.
     Matrix(Weight),
     /// One matrix per expert.
-    Stack(Weight),
+    Stack {
+        /// The matrices.
+        weight: Weight,
+        /// How many of them a token passes through.
+        per_token: usize,
+    },
     /// One matrix per head; mlx-lm stores it the other way round when `transposed`.
     Heads {
         /// The matrices.
@@ -51,6 +55,15 @@ pub(crate) struct ExpertNames {
     pub original: &'static str,
 }
 
+/// The shape of a layer's experts.
+pub(crate) struct ExpertShape {
+    pub count: usize,
+    /// Experts that each token passes through.
+    pub per_token: usize,
+    pub width: usize,
+    pub hidden: usize,
+}
+
 /// A place in a checkpoint's tree of names, and the backend its weights go to.
 pub(crate) struct Loader<'a, B> {
     pub checkpoint: &'a Checkpoint,
@@ -61,17 +74,12 @@ pub(crate) struct Loader<'a, B> {
     /// Added to the weights of norms: 1 in originals that store them minus one.
     norm_offset: f32,
     path: String,
-    log: Option<&'a RefCell<Vec<(String, Loaded)>>>,
+    log: Log<'a>,
 }
 
 impl<'a, B: Backend> Loader<'a, B> {
     /// The root of the tree. `prefix` is where mlx-lm's class of this family keeps the text model.
-    pub fn new(
-        checkpoint: &'a Checkpoint,
-        backend: &'a B,
-        prefix: &'static str,
-        log: Option<&'a RefCell<Vec<(String, Loaded)>>>,
-    ) -> Self {
+    pub fn new(checkpoint: &'a Checkpoint, backend: &'a B, prefix: &'static str, log: Log<'a>) -> Self {
         let naming = if checkpoint.contains("language_model.model.norm.weight") {
             Naming::Branch
         } else if checkpoint.contains("model.language_model.norm.weight") {
@@ -102,10 +110,8 @@ impl<'a, B: Backend> Loader<'a, B> {
         }
     }
 
-    fn note(&self, leaf: &str, loaded: impl FnOnce() -> Loaded) {
-        if let Some(log) = self.log {
-            log.borrow_mut().push((format!("{}{}{leaf}", self.prefix, self.path), loaded()));
-        }
+    fn note(&self, leaf: &str, loaded: Loaded) {
+        self.log.borrow_mut().push((format!("{}{}{leaf}", self.prefix, self.path), loaded));
     }
 
     /// Whether the checkpoint has a tensor of this branch.
@@ -116,8 +122,9 @@ impl<'a, B: Backend> Loader<'a, B> {
     /// A linear layer `[rows, cols]`.
     pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<B::Matrix> {
         let weight = self.checkpoint.matrix(&self.stored(name), rows, cols)?;
-        self.note(name, || Loaded::Matrix(weight.clone()));
-        Ok(self.backend.matrix(&weight)?)
+        let matrix = self.backend.matrix(&weight)?;
+        self.note(name, Loaded::Matrix(weight));
+        Ok(matrix)
     }
 
     /// One matrix `[rows, cols]` per head.
@@ -134,7 +141,7 @@ impl<'a, B: Backend> Loader<'a, B> {
     /// Some rows of every head's slice of a linear layer, under the name of their own that mlx-lm gives them.
     pub fn heads(&self, name: &str, weight: Weight, transposed: bool) -> Result<B::HeadMatrices> {
         let matrices = self.backend.head_matrices(&weight, transposed)?;
-        self.note(name, || Loaded::Heads { weight, transposed });
+        self.note(name, Loaded::Heads { weight, transposed });
         Ok(matrices)
     }
 
@@ -144,28 +151,20 @@ impl<'a, B: Backend> Loader<'a, B> {
     }
 
     /// The experts of a layer, however they are stored.
-    pub fn experts(
-        &self,
-        names: &ExpertNames,
-        count: usize,
-        width: usize,
-        hidden: usize,
-    ) -> Result<B::Experts> {
-        let [gate, up, down] = self.expert_stacks(names, count, width, hidden)?;
+    pub fn experts(&self, names: &ExpertNames, shape: &ExpertShape) -> Result<B::Experts> {
+        let [gate, up, down] = self.expert_stacks(names, shape)?;
         let experts = self.backend.expert_weights(&gate, &up, &down)?;
         for (part, weight) in [("gate_proj", gate), ("up_proj", up), ("down_proj", down)] {
-            self.note(&format!("{}.{part}", names.stacked), || Loaded::Stack(weight));
+            self.note(
+                &format!("{}.{part}", names.stacked),
+                Loaded::Stack { weight, per_token: shape.per_token },
+            );
         }
         Ok(experts)
     }
 
-    fn expert_stacks(
-        &self,
-        names: &ExpertNames,
-        count: usize,
-        width: usize,
-        hidden: usize,
-    ) -> Result<[Weight; 3]> {
+    fn expert_stacks(&self, names: &ExpertNames, shape: &ExpertShape) -> Result<[Weight; 3]> {
+        let ExpertShape { count, width, hidden, .. } = *shape;
         let original = |part: &str| self.stored(&format!("{}.{part}", names.original));
         if self.checkpoint.contains(&original("gate_up_proj")) {
             let gate_up =
@@ -198,7 +197,7 @@ impl<'a, B: Backend> Loader<'a, B> {
     fn offset_values(&self, name: &str, shape: &[usize], offset: f32) -> Result<Vec<f32>> {
         let mut values = self.checkpoint.vector(&self.stored(name), shape)?;
         values.iter_mut().for_each(|v| *v += offset);
-        self.note(name, || Loaded::Values { shape: shape.to_vec(), values: values.clone() });
+        self.note(name, Loaded::Values { shape: shape.to_vec(), values: values.clone() });
         Ok(values)
     }
 

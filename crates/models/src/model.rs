@@ -7,6 +7,7 @@ use checkpoint::Checkpoint;
 
 use crate::loader::Loaded;
 use crate::state::{LayerShape, State, StateImage};
+use crate::traffic::Traffic;
 use crate::{Error, Result, deepseek_v3, gemma4, qwen3, qwen3_5};
 
 /// The values of `model_type` that [`Model::load`] takes.
@@ -16,8 +17,11 @@ pub const FAMILIES: &[&str] =
 /// What a family builds from a checkpoint.
 pub(crate) type Built<B> = (Box<dyn Network<B>>, Summary);
 
-/// Where weights are noted down as they are loaded, if anywhere.
-pub(crate) type Log<'a> = Option<&'a RefCell<Vec<(String, Loaded)>>>;
+/// Where weights are noted down as they are loaded, under mlx-lm's names.
+pub(crate) type Log<'a> = &'a RefCell<Weights>;
+
+/// Weights under mlx-lm's names.
+type Weights = Vec<(String, Loaded)>;
 
 /// What a family has to say for itself.
 pub(crate) trait Network<B: Backend>: Send {
@@ -67,7 +71,7 @@ pub struct Request<'a, B: Backend> {
     pub logits: Logits,
 }
 
-fn build<B: Backend>(checkpoint: &Checkpoint, backend: &B, log: Log<'_>) -> Result<Built<B>> {
+fn build<B: Backend>(checkpoint: &Checkpoint, backend: &B) -> Result<(Built<B>, Weights)> {
     let family = checkpoint.config().model_type()?;
     let load = match family {
         "qwen3_5_moe" | "qwen3_5" | "qwen3_next" => qwen3_5::load,
@@ -76,15 +80,15 @@ fn build<B: Backend>(checkpoint: &Checkpoint, backend: &B, log: Log<'_>) -> Resu
         "gemma4" | "gemma4_text" => gemma4::load,
         other => return Err(Error::UnknownFamily { found: other.into(), known: FAMILIES.join(", ") }),
     };
-    load(checkpoint, backend, family, log)
+    let log = RefCell::new(Vec::new());
+    let built = load(checkpoint, backend, family, &log)?;
+    Ok((built, log.into_inner()))
 }
 
 /// Every weight of a checkpoint under mlx-lm's own name and in its layout, whatever the checkpoint's: what a conversion
 /// writes. `backend` only has to take the weights over, which costs nothing on the CPU.
 pub fn weights<B: Backend>(checkpoint: &Checkpoint, backend: &B) -> Result<Vec<(String, Loaded)>> {
-    let log = RefCell::new(Vec::new());
-    build(checkpoint, backend, Some(&log))?;
-    Ok(log.into_inner())
+    Ok(build(checkpoint, backend)?.1)
 }
 
 /// A model on a backend.
@@ -92,14 +96,16 @@ pub struct Model<B: Backend> {
     backend: B,
     network: Box<dyn Network<B>>,
     summary: Summary,
+    traffic: Traffic,
     identity: String,
 }
 
 impl<B: Backend> Model<B> {
     /// Builds the network that the checkpoint's config declares.
     pub fn load(checkpoint: &Checkpoint, backend: B) -> Result<Self> {
-        let (network, summary) = build(checkpoint, &backend, None)?;
-        Ok(Self { backend, network, summary, identity: checkpoint.identity() })
+        let ((network, summary), weights) = build(checkpoint, &backend)?;
+        let traffic = Traffic::of(&weights);
+        Ok(Self { backend, network, summary, traffic, identity: checkpoint.identity() })
     }
 
     /// The machine it runs on.
@@ -110,6 +116,11 @@ impl<B: Backend> Model<B> {
     /// What it is.
     pub fn summary(&self) -> &Summary {
         &self.summary
+    }
+
+    /// What one decoded token reads of the weights.
+    pub fn traffic(&self) -> Traffic {
+        self.traffic
     }
 
     /// The checkpoint's [identity](Checkpoint::identity).

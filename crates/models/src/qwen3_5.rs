@@ -7,8 +7,8 @@ use checkpoint::Checkpoint;
 use crate::Result;
 use crate::config::Fields;
 use crate::layers::{
-    Attention, AttentionConfig, Decoder, DecoderConfig, FeedForward, GatedDelta, GatedDeltaConfig, Layer,
-    Mixer, MoeConfig, SparseLayers,
+    Attention, AttentionConfig, Decoder, DecoderConfig, GatedDelta, GatedDeltaConfig, Mixer, MoeConfig,
+    SparseLayers,
 };
 use crate::loader::Loader;
 use crate::model::{Built, Log};
@@ -37,29 +37,21 @@ pub(crate) fn load<B: Backend>(
     let sparse = if next { SparseLayers::read(fields)? } else { SparseLayers::all() };
     let moe = MoeConfig::read_qwen(fields, &frame, true, !next, sparse)?;
     let interval = fields.size_or("full_attention_interval", 4)?;
-    let count = fields.size("num_hidden_layers")?;
     let is_attention = |i: usize| (i + 1).is_multiple_of(interval);
 
     let prefix = if next { "" } else { "language_model." };
     let root = Loader::new(checkpoint, backend, prefix, log).with_norm_offset(norm_offset(checkpoint));
-    let layer = |i: usize| {
-        let layer = root.at("model").at("layers").at(i);
-        let moe = moe.as_ref().filter(|moe| moe.covers(i));
-        Ok(Layer {
-            input_norm: layer.norm("input_layernorm", frame.hidden)?,
-            mixer: match is_attention(i) {
-                true => Mixer::Attention(Attention::load(&layer.at("self_attn"), &attention)?),
-                false => Mixer::GatedDelta(GatedDelta::load(&layer.at("linear_attn"), &delta)?),
-            },
-            post_norm: layer.norm("post_attention_layernorm", frame.hidden)?,
-            feed_forward: FeedForward::load(&layer.at("mlp"), fields, frame.hidden, moe)?,
+    let mixer = |layer: &Loader<'_, B>, i: usize| {
+        Ok(match is_attention(i) {
+            true => Mixer::Attention(Attention::load(&layer.at("self_attn"), &attention)?),
+            false => Mixer::GatedDelta(GatedDelta::load(&layer.at("linear_attn"), &delta)?),
         })
     };
-    let layers = (0..count).map(layer).collect::<Result<_>>()?;
-    let network = Decoder::load(&root, &frame, layers)?;
+    let network = Decoder::load(&root, fields, &frame, moe.as_ref(), mixer)?;
 
-    let attention_layers = (0..count).filter(|i| is_attention(*i)).count();
-    let mut parts = vec![delta.describe(count - attention_layers), attention.describe(attention_layers)];
-    parts.extend(moe.map(|moe| moe.describe(count)));
+    let attention_layers = (0..frame.layers).filter(|i| is_attention(*i)).count();
+    let mut parts =
+        vec![delta.describe(frame.layers - attention_layers), attention.describe(attention_layers)];
+    parts.extend(moe.map(|moe| moe.describe(frame.layers)));
     Ok((Box::new(network), frame.summary(family, parts)))
 }

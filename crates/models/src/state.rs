@@ -14,11 +14,13 @@ pub enum LayerShape {
 }
 
 impl LayerShape {
-    /// Bytes for a sequence of so many tokens.
-    pub fn bytes(&self, tokens: usize) -> u64 {
+    /// Bytes for a sequence of so many tokens that runs in steps of at most `step`. A sliding window keeps what the
+    /// first token of a step can see beside the whole step.
+    pub fn bytes(&self, tokens: usize, step: usize) -> u64 {
         match self {
             LayerShape::Kv(kv) => {
-                kv.window.map_or(tokens, |w| tokens.min(w)) as u64 * kv.token_bytes() as u64
+                let kept = kv.window.map_or(tokens, |w| tokens.min((w.max(1) - 1).saturating_add(step)));
+                kept as u64 * kv.token_bytes() as u64
             }
             LayerShape::Recurrent(gdn) => 4 * (gdn.window_len() + gdn.state_len()) as u64,
         }
@@ -207,4 +209,33 @@ pub(crate) fn recurrent<'a, B: Backend>(
         LayerState::Kv(_) => unreachable!("layer {i} is recurrent: its state was made from its own shape"),
     };
     states.iter_mut().map(recurrent).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use backend::CacheFloat;
+
+    use super::*;
+
+    #[test]
+    fn a_ring_keeps_the_window_and_a_step() {
+        let kv = |window| {
+            let shape = KvShape { heads: 1, key_dim: 3, value_dim: 2, float: CacheFloat::F16, window };
+            LayerShape::Kv(shape)
+        };
+        for (window, tokens, step, kept) in [
+            (None, 1000, 512, 1000),
+            (Some(64), 10, 512, 10),
+            (Some(64), 1000, 1, 64),
+            (Some(64), 1000, 512, 63 + 512),
+            (Some(64), 500, 512, 500),
+            (Some(1), 1000, usize::MAX, 1000),
+        ] {
+            assert_eq!(
+                kv(window).bytes(tokens, step),
+                kept * 10,
+                "{window:?}, {tokens} tokens, steps of {step}"
+            );
+        }
+    }
 }

@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use crate::{hub, quantize, synth};
+
 /// Any error of the program.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -13,16 +15,19 @@ pub enum Error {
     Checkpoint(#[from] checkpoint::Error),
     /// A synthetic checkpoint.
     #[error(transparent)]
-    Synth(#[from] crate::synth::Error),
+    Synth(#[from] synth::Error),
     /// Fetching from the hub.
     #[error(transparent)]
-    Hub(#[from] crate::hub::Error),
+    Hub(#[from] hub::Error),
     /// Quantising.
     #[error(transparent)]
-    Quantize(#[from] crate::quantize::Error),
+    Quantize(#[from] quantize::Error),
     /// Arguments that do not go together.
     #[error("{0}")]
     Usage(String),
+    /// Ctrl-C.
+    #[error("interrupted")]
+    Interrupted,
     /// The answer could not be written.
     #[error("cannot write the output: {0}")]
     Output(#[from] std::io::Error),
@@ -42,17 +47,19 @@ impl From<backend::Error> for Error {
 
 impl Error {
     /// Says the error on the standard error stream and chooses the exit code: 2 for whatever the user gave us, 1 for
-    /// an output that failed. A reader that went away early, like `head`, is no error at all.
+    /// an output that failed, 130 for Ctrl-C, as shells have it. A reader that went away early, like `head`, is no error at all.
     pub fn report(&self) -> ExitCode {
         match self {
             Error::Output(e) if e.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
-            Error::Output(_) => {
-                eprintln!("pleiad: {self}");
-                ExitCode::FAILURE
-            }
             _ => {
                 eprintln!("pleiad: {self}");
-                ExitCode::from(2)
+                match self {
+                    Error::Output(_) => ExitCode::FAILURE,
+                    Error::Interrupted
+                    | Error::Synth(synth::Error::Interrupted)
+                    | Error::Quantize(quantize::Error::Interrupted) => ExitCode::from(130),
+                    _ => ExitCode::from(2),
+                }
             }
         }
     }

@@ -1,5 +1,6 @@
 //! The `pleiad` command.
 
+mod bench;
 mod commands;
 mod error;
 mod hub;
@@ -38,6 +39,8 @@ enum Command {
     Quantize(commands::quantize::QuantizeArgs),
     /// Measure how well a model predicts a text, or how far it is from another
     Eval(commands::eval::EvalArgs),
+    /// Measure how fast a model runs here, and how fast it could
+    Bench(commands::bench::BenchArgs),
     /// Write a checkpoint of a real shape with random weights, for measuring
     Synth(synth::SynthArgs),
 }
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
         Command::Pull(args) => commands::pull::run(&args),
         Command::Quantize(args) => commands::quantize::run(&args),
         Command::Eval(args) => commands::eval::run(args),
+        Command::Bench(args) => commands::bench::run(args),
         Command::Synth(args) => synth::run(&args).map_err(error::Error::from).map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| error.report())

@@ -3,7 +3,7 @@
 use backend::{Backend, CacheFloat};
 use checkpoint::Checkpoint;
 use clap::{Args, ValueEnum};
-use cpu::{Cpu, Numerics};
+use cpu::{Cpu, Numerics, Set};
 use engine::{DEFAULT_CHUNK, Engine, EngineOptions};
 use models::Model;
 
@@ -20,8 +20,10 @@ pub enum BackendChoice {
 }
 
 /// How products are rounded.
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum NumericsChoice {
+    /// Activations are rounded to 15 bits inside products
+    Fast,
     /// Plain f32 throughout
     Exact,
 }
@@ -53,13 +55,17 @@ pub struct MachineArgs {
     #[arg(long, value_enum, default_value = "auto", help_heading = "Machine")]
     pub backend: BackendChoice,
 
-    /// Worker threads [default: one per core]
+    /// Worker threads [default: one per physical core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..), help_heading = "Machine")]
     pub threads: Option<u16>,
 
     /// How products are rounded
-    #[arg(long, value_enum, default_value = "exact", help_heading = "Machine")]
+    #[arg(long, value_enum, default_value = "fast", help_heading = "Machine")]
     pub numerics: NumericsChoice,
+
+    /// Instructions to use, for comparing them: avx512, avx2, neon or scalar [default: the best of this machine]
+    #[arg(long, value_name = "SET", value_parser = parse_set, hide_short_help = true, help_heading = "Machine")]
+    pub kernels: Option<Set>,
 
     /// Budget for weights and caches, like 12G [default: what is free]
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Machine")]
@@ -69,13 +75,17 @@ pub struct MachineArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Machine")]
     pub context: Option<u32>,
 
-    /// How key-value caches store their values [default: f32 with exact numerics]
+    /// How key-value caches store their values [default: f16; f32 with exact numerics]
     #[arg(long, value_enum, help_heading = "Machine")]
     pub cache: Option<CacheChoice>,
 
     /// Tokens of a prompt per step
     #[arg(long, value_name = "N", default_value_t = DEFAULT_CHUNK, value_parser = parse_chunk, help_heading = "Machine")]
     pub chunk: usize,
+
+    /// Whether the machine measures its operations.
+    #[arg(skip)]
+    pub profile: bool,
 }
 
 fn parse_chunk(text: &str) -> Result<usize, String> {
@@ -83,6 +93,13 @@ fn parse_chunk(text: &str) -> Result<usize, String> {
         Ok(0) | Err(_) => Err("expected a whole number above 0".into()),
         Ok(n) => Ok(n),
     }
+}
+
+fn parse_set(name: &str) -> Result<Set, String> {
+    Set::named(name).ok_or_else(|| {
+        let names: Vec<_> = Set::available().into_iter().map(Set::name).collect();
+        format!("this machine has {}", names.join(", "))
+    })
 }
 
 /// `12G`, `1.5GB`, `800M`, `1000000`: powers of ten, as disks and this program count.
@@ -107,15 +124,21 @@ impl MachineArgs {
     /// The machine.
     pub fn machine(&self) -> Result<Cpu, Error> {
         let (BackendChoice::Auto | BackendChoice::Cpu) = self.backend;
-        let NumericsChoice::Exact = self.numerics;
-        Ok(Cpu::new(cpu::Options { threads: self.threads.map(usize::from), numerics: Numerics::Exact })?)
+        let numerics = match self.numerics {
+            NumericsChoice::Fast => Numerics::Fast,
+            NumericsChoice::Exact => Numerics::Exact,
+        };
+        let threads = self.threads.map(usize::from);
+        Ok(Cpu::new(cpu::Options { threads, numerics, kernels: self.kernels, profile: self.profile })?)
     }
 
     /// The float of key-value caches. Exact numerics are exact in the caches too, unless asked otherwise.
     pub fn cache_float(&self) -> CacheFloat {
         match self.cache {
             Some(CacheChoice::F16) => CacheFloat::F16,
-            Some(CacheChoice::F32) | None => CacheFloat::F32,
+            Some(CacheChoice::F32) => CacheFloat::F32,
+            None if self.numerics == NumericsChoice::Exact => CacheFloat::F32,
+            None => CacheFloat::F16,
         }
     }
 

@@ -5,7 +5,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use engine::bytes;
 use indicatif::{ProgressBar, ProgressStyle};
+use models::counted;
 
 /// Between two lines where there is no terminal.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -24,13 +26,19 @@ impl Progress {
     /// Of `total` bytes, none is done.
     pub fn new(total: u64) -> Progress {
         let template = "{bar:40} {percent:>3}%  {bytes} of {total_bytes}  {bytes_per_sec}  {eta} left";
-        Self::with_template(total, template, gigabytes)
+        Self::with_template(total, template, bytes)
     }
 
     /// Of `total` tokens, none is done.
     pub fn tokens(total: u64) -> Progress {
         let template = "{bar:40} {percent:>3}%  {pos} of {len} tokens  {eta} left";
-        Self::with_template(total, template, |n| format!("{n} tokens"))
+        Self::with_template(total, template, |n| counted(n as usize, "token"))
+    }
+
+    /// Of `total` questions, none is answered.
+    pub fn questions(total: u64) -> Progress {
+        let template = "{bar:40} {percent:>3}%  {pos} of {len} questions  {eta} left";
+        Self::with_template(total, template, |n| counted(n as usize, "question"))
     }
 
     fn with_template(total: u64, template: &str, amount: fn(u64) -> String) -> Progress {
@@ -86,13 +94,5 @@ impl Drop for Progress {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
-    }
-}
-
-/// A size for people.
-pub fn gigabytes(bytes: u64) -> String {
-    match bytes {
-        0..1_000_000_000 => format!("{:.1} MB", bytes as f64 / 1e6),
-        _ => format!("{:.1} GB", bytes as f64 / 1e9),
     }
 }

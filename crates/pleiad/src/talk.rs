@@ -3,9 +3,8 @@
 use std::io::{Write, stdout};
 
 use backend::Backend;
-use engine::{
-    Engine, Error as EngineError, Finish, Flow, Generated, Sampler, Sequence, StopScanner, Task, Tokenizer,
-};
+use engine::{Engine, Event, Finish, Flow, Generated, Sampler, Sequence, StopScanner, Task, Tokenizer};
+use models::counted;
 
 use crate::error::Error;
 use crate::terminal::{self, PromptBar};
@@ -74,14 +73,15 @@ impl<B: Backend> Talk<B> {
         let mut stopped = false;
         terminal::clear_interrupt();
 
-        let bar = PromptBar::new(prompt.len(), engine::DEFAULT_CHUNK);
-        let mut steps = 0;
+        let mut bar = PromptBar::default();
         let task = Task { prompt, stable, max_tokens: *max_tokens, end_ids: tokenizer.eos_ids() };
-        let generated = engine.generate(sequence, &task, sampler, |token| {
-            let Some(id) = token else {
-                bar.set(steps * engine::DEFAULT_CHUNK);
-                steps += 1;
-                return if terminal::interrupted() { Flow::Stop } else { Flow::Continue };
+        let generated = engine.generate(sequence, &task, sampler, |event| {
+            let id = match event {
+                Event::Prompt { done, of } => {
+                    bar.set(done, of);
+                    return if terminal::interrupted() { Flow::Stop } else { Flow::Continue };
+                }
+                Event::Token(id) => id,
             };
             bar.clear();
             let mut show = || -> Result<(), Error> {
@@ -106,11 +106,6 @@ impl<B: Backend> Talk<B> {
         let interrupted = generated.finish == Finish::Stopped && !stopped && terminal::interrupted();
         Ok(Answer { text: printer.text, generated, interrupted })
     }
-
-    /// Tokens of a plain text.
-    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, EngineError> {
-        self.tokenizer.encode(text, add_special)
-    }
 }
 
 /// Speed of an answer, for the standard error stream.
@@ -128,9 +123,10 @@ pub fn summary(generated: &Generated) -> String {
         Finish::Context => "; the context is full",
     };
     format!(
-        "[prompt {prompt_tokens} tokens{reused} at {:.1} tokens/s, first token after {:.2} s{speed}, {} tokens{end}]",
+        "[prompt {}{reused} at {:.1} tokens/s, first token after {:.2} s{speed}, {}{end}]",
+        counted(*prompt_tokens, "token"),
         generated.prompt_speed(),
         prompt_time.as_secs_f64(),
-        ids.len()
+        counted(ids.len(), "token")
     )
 }

@@ -34,27 +34,19 @@ pub fn styled() -> bool {
 }
 
 /// A bar for a long prompt, on a terminal only, gone when dropped.
+#[derive(Default)]
 pub struct PromptBar(Option<ProgressBar>);
 
-impl PromptBar {
-    /// A bar for `tokens` tokens; prompts of up to `short` tokens need none.
-    pub fn new(tokens: usize, short: usize) -> Self {
-        if tokens <= short || !stderr().is_terminal() {
-            return Self(None);
-        }
-        let bar = ProgressBar::new(tokens as u64);
-        if let Ok(style) =
-            ProgressStyle::with_template("reading the prompt {bar:30} {pos}/{len} tokens, {eta} left")
-        {
-            bar.set_style(style);
-        }
-        Self(Some(bar))
-    }
+/// A prompt with up to so many tokens to read needs no bar.
+const SHORT_PROMPT: usize = 512;
 
-    /// So many tokens are done.
-    pub fn set(&self, done: usize) {
-        if let Some(bar) = &self.0 {
-            bar.set_position(done as u64);
+impl PromptBar {
+    /// So many tokens of the prompt are behind. Whether there is a bar is decided by what is left at the first call.
+    pub fn set(&mut self, done: usize, of: usize) {
+        match &self.0 {
+            Some(bar) => bar.set_position(done as u64),
+            None if of - done > SHORT_PROMPT && stderr().is_terminal() => self.0 = Some(prompt_bar(done, of)),
+            None => {}
         }
     }
 
@@ -64,6 +56,19 @@ impl PromptBar {
             bar.finish_and_clear();
         }
     }
+}
+
+fn prompt_bar(done: usize, of: usize) -> ProgressBar {
+    let bar = ProgressBar::new(of as u64);
+    if let Ok(style) =
+        ProgressStyle::with_template("reading the prompt {bar:30} {pos}/{len} tokens, {eta} left")
+    {
+        bar.set_style(style);
+    }
+    bar.set_position(done as u64);
+    // What was known before says nothing about the speed.
+    bar.reset_eta();
+    bar
 }
 
 impl Drop for PromptBar {

@@ -115,6 +115,8 @@ fn ids_in_ids_out() {
             "--max-tokens",
             "24",
             "--print-ids",
+            "--numerics",
+            "exact",
         ];
         assert_eq!(answer(&run), ids_of(&model, "greedy") + "\n", "{name}");
     }

@@ -59,7 +59,7 @@ fn the_numbers_are_those_of_mlx_lm() {
         let name = case["fixture"].as_str().unwrap();
         let (model, ids) = (fixture(name), joined(case["ids"].as_array().unwrap()));
         let context = case["context"].to_string();
-        let mut args = vec![path(&model), "--ids", &ids, "--context", &context];
+        let mut args = vec![path(&model), "--ids", &ids, "--context", &context, "--numerics", "exact"];
         let other = case["against"].as_str().map(fixture);
         if let Some(other) = &other {
             args.extend(["--against", path(other)]);

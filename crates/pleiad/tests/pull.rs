@@ -524,7 +524,7 @@ fn a_full_disk_is_told() {
     let user = User::of(&hub);
     fs::create_dir_all(user.cache().join("blobs")).unwrap();
     std::os::unix::fs::symlink("/dev/full", user.incomplete(&hub, SHARD)).unwrap();
-    user.refused(&[REPO], &["no space left", "0.7 MB", "HF_HOME"]);
+    user.refused(&[REPO], &["no space left", "700 kB", "HF_HOME"]);
     assert!(!user.blob(&hub, SHARD).exists());
     fs::remove_file(user.incomplete(&hub, SHARD)).unwrap();
     let (folder, _) = user.pulls(&[]);

@@ -221,7 +221,7 @@ fn the_tokenizer_comes_along() {
     fs::write(source.join("chat_template.jinja"), "{{ messages }}").unwrap();
     let to = place.at("to");
     let (out, _) = done(&["quantize", path(&source), path(&to), "--group", "32"]);
-    for word in ["MB to", "bits per weight", path(&to)] {
+    for word in ["kB to ", "bits per weight", path(&to)] {
         assert!(out.contains(word), "{out}");
     }
     assert_eq!(config(&to)["eos_token_id"], json!([7, 8]));

@@ -145,15 +145,23 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         }
     }
     let setup = Setup::new(6, 2, 16, 24);
-    for (setup, name) in [(setup, "f32"), (setup.f16(), "f16"), (setup.cap(5.0), "soft cap 5")] {
+    for (n, setup, name) in [
+        (150, setup, "f32"),
+        (150, setup.f16(), "f16"),
+        (150, setup.cap(5.0), "soft cap 5"),
+        // Long enough that a backend may divide the cache of one token, and the tokens of a prompt.
+        (600, setup, "f32"),
+        (600, Setup::new(10, 2, 70, 66).f16(), "f16, 10 heads over 2, 70 and 66 wide"),
+        (330, Setup::new(140, 2, 8, 4), "140 heads over 2"),
+    ] {
         cases.push(Case::new(
             "attention",
-            format!("{name}, 150 tokens in chunks"),
+            format!("{name}, {n} tokens in chunks"),
             BOUND,
             move |b: &B, rng| {
-                let s = setup.sequence(rng, 150);
-                in_chunks(150, &setup.expected(&s, 0), |chunk| {
-                    setup.steps(b, &mut b.kv_cache(&setup.cache)?, &s, chunks(150, chunk))
+                let s = setup.sequence(rng, n);
+                in_chunks(n, &setup.expected(&s, 0), |chunk| {
+                    setup.steps(b, &mut b.kv_cache(&setup.cache)?, &s, chunks(n, chunk))
                 })
             },
         ));

@@ -1,5 +1,7 @@
 //! Multi-head latent attention.
 
+use std::ops::Range;
+
 use backend::{Backend, CacheFloat, KvShape, LatentAttention, MlaWeights, Result};
 use checkpoint::{Float, Format};
 
@@ -8,7 +10,7 @@ use crate::formulas::attention::latent;
 use crate::formulas::products::head_product;
 use crate::host::{Host, Rows};
 use crate::random::Rng;
-use crate::weights::{BF16, F16, F32, Q4, Recipe, affine, format_name};
+use crate::weights::{BF16, F16, F32, Q4, Recipe, Sample, affine, format_name};
 use crate::{Bound, Case, Output};
 
 const BOUND: Bound = Bound::l2(5e-6);
@@ -78,7 +80,7 @@ impl Setup {
         b: &B,
         cache: &mut B::KvCache,
         s: &Sequence,
-        ranges: impl IntoIterator<Item = std::ops::Range<usize>>,
+        ranges: impl IntoIterator<Item = Range<usize>>,
     ) -> Result<Vec<f32>> {
         let mut out = Vec::new();
         for r in ranges {
@@ -104,19 +106,21 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         }
     }
     cases.push(fused());
-    for (setup, name) in [
-        (Setup::new(3, 24, 8, CacheFloat::F32), "f32"),
-        (Setup::new(4, 33, 7, CacheFloat::F16), "f16, odd widths"),
-        (Setup::new(16, 512, 64, CacheFloat::F32), "16 heads of 512 + 64"),
+    for (n, setup, name) in [
+        (70, Setup::new(3, 24, 8, CacheFloat::F32), "f32"),
+        (70, Setup::new(4, 33, 7, CacheFloat::F16), "f16, odd widths"),
+        (70, Setup::new(16, 512, 64, CacheFloat::F32), "16 heads of 512 + 64"),
+        // Long enough that a backend may divide the cache of one token, and the heads of one.
+        (300, Setup::new(70, 20, 6, CacheFloat::F16), "f16, 70 heads"),
     ] {
         cases.push(Case::new(
             "mla_attention",
-            format!("{name}, 70 tokens in chunks"),
+            format!("{name}, {n} tokens in chunks"),
             BOUND,
             move |b: &B, rng| {
-                let s = setup.sequence(rng, 70);
-                in_chunks(70, &setup.expected(&s, 0), |chunk| {
-                    setup.steps(b, &mut setup.cache(b)?, &s, chunks(70, chunk))
+                let s = setup.sequence(rng, n);
+                in_chunks(n, &setup.expected(&s, 0), |chunk| {
+                    setup.steps(b, &mut setup.cache(b)?, &s, chunks(n, chunk))
                 })
             },
         ));
@@ -133,46 +137,102 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     for (transposed, name) in [(false, "as stored"), (true, "from rows of one matrix")] {
         cases.push(whole(transposed, name));
     }
+    cases.push(mixed());
     cases
+}
+
+/// The matrices of a whole layer, what goes in and what should come out.
+struct Layer {
+    embed: Sample,
+    unembed: Sample,
+    transposed: bool,
+    setup: Setup,
+}
+
+impl Layer {
+    const NOPE: usize = 16;
+
+    fn new(rng: &mut Rng, transposed: bool) -> Layer {
+        let setup = Setup::new(4, 64, 8, CacheFloat::F16);
+        let (rows, cols) = if transposed { (Self::NOPE, setup.rank) } else { (setup.rank, Self::NOPE) };
+        let format = if transposed { Q4 } else { BF16 };
+        let embed = Recipe::new(format, rows, cols).stack(setup.spec.heads).build(rng);
+        let unembed = Recipe::new(Q4, 24, setup.rank).stack(setup.spec.heads).build(rng);
+        Layer { embed, unembed, transposed, setup }
+    }
+
+    fn weights<B: Backend>(&self, b: &B) -> Result<MlaWeights<B::HeadMatrices>> {
+        Ok(MlaWeights {
+            embed_q: b.head_matrices(&self.embed.weight, self.transposed)?,
+            unembed_out: b.head_matrices(&self.unembed.weight, false)?,
+        })
+    }
+
+    /// A sequence whose queries are not in latent space, and what it should give.
+    fn sequence(&self, rng: &mut Rng, n: usize) -> (Sequence, Rows) {
+        let heads = self.setup.spec.heads;
+        let q = rng.calm(n, heads * Self::NOPE);
+        let s = self.setup.sequence(rng, n);
+        let absorbed = head_product(&self.embed, self.transposed, &q.wide());
+        let scale = f64::from(self.setup.spec.scale);
+        let o = latent(&absorbed, &s.q_pe.wide(), 0, &s.c.wide_f16(), &s.k_pe.wide_f16(), heads, scale);
+        (Sequence { q, ..s }, head_product(&self.unembed, false, &o))
+    }
+
+    /// Appends and attends for one step of several sequences: which tokens of each.
+    fn step<B: Backend>(
+        &self,
+        b: &B,
+        sequences: &[(&Sequence, Range<usize>)],
+        caches: &mut [&mut B::KvCache],
+    ) -> Result<Vec<f32>> {
+        let weights = self.weights(b)?;
+        let shape: Vec<_> = sequences.iter().map(|(_, r)| (r.len(), r.start)).collect();
+        let batch = spans(b, &shape)?;
+        let on = |of: fn(&Sequence) -> &Host| {
+            Host::stack(&sequences.iter().map(|(s, r)| of(s).slice(r.clone())).collect::<Vec<_>>()).on(b)
+        };
+        b.mla_append(&on(|s| &s.c)?, &on(|s| &s.k_pe)?, &batch, caches)?;
+        let caches: Vec<_> = caches.iter().map(|c| &**c).collect();
+        let spec = &self.setup.spec;
+        b.read(&b.mla(&on(|s| &s.q)?, &on(|s| &s.q_pe)?, &weights, &batch, &caches, spec)?)
+    }
 }
 
 /// From queries to values: a long prompt, where expanding keys and values pays, then single tokens, where it does not.
 fn whole<B: Backend>(transposed: bool, name: &str) -> Case<B> {
-    Case::new("mla", format!("96 tokens, then one by one, {name}"), BOUND, move |b: &B, rng| {
-        let (nope, value, setup) = (16, 24, Setup::new(4, 64, 8, CacheFloat::F16));
-        let heads = setup.spec.heads;
-        let (rows, cols) = if transposed { (nope, setup.rank) } else { (setup.rank, nope) };
-        let format = if transposed { Q4 } else { BF16 };
-        let embed = Recipe::new(format, rows, cols).stack(heads).build(rng);
-        let unembed = Recipe::new(Q4, value, setup.rank).stack(heads).build(rng);
-        let weights = MlaWeights {
-            embed_q: b.head_matrices(&embed.weight, transposed)?,
-            unembed_out: b.head_matrices(&unembed.weight, false)?,
-        };
-        let plain = rng.calm(100, heads * nope);
-        let mut s = setup.sequence(rng, 100);
-        let absorbed = head_product(&embed, transposed, &plain.wide());
-        let stored = |x: &Host| x.wide_f16();
-        let scale = f64::from(setup.spec.scale);
-        let o = latent(&absorbed, &s.q_pe.wide(), 0, &stored(&s.c), &stored(&s.k_pe), heads, scale);
-        let expected = head_product(&unembed, false, &o);
-
-        s.q = plain;
-        let mut cache = setup.cache(b)?;
+    Case::new("mla", format!("320 tokens, then one by one, {name}"), BOUND, move |b: &B, rng| {
+        let layer = Layer::new(rng, transposed);
+        let (s, expected) = layer.sequence(rng, 324);
+        let mut cache = layer.setup.cache(b)?;
         let mut out = Vec::new();
-        for r in [0..96, 96..97, 97..98, 98..100] {
-            let batch = one_span(b, r.len(), r.start)?;
-            let on = |x: &Host| x.slice(r.clone()).on(b);
-            b.mla_append(&on(&s.c)?, &on(&s.k_pe)?, &batch, &mut [&mut cache])?;
-            out.extend(b.read(&b.mla(
-                &on(&s.q)?,
-                &on(&s.q_pe)?,
-                &weights,
-                &batch,
-                &[&cache],
-                &setup.spec,
-            )?)?);
+        for r in [0..320, 320..321, 321..322, 322..324] {
+            out.extend(layer.step(b, &[(&s, r)], &mut [&mut cache])?);
         }
+        y(out, &expected)
+    })
+}
+
+/// Prompts and single tokens in one step.
+fn mixed<B: Backend>() -> Case<B> {
+    // Tokens already seen, tokens of this step.
+    const SPANS: [(usize, usize); 4] = [(60, 1), (0, 90), (5, 2), (0, 70)];
+    Case::new("mla", "prompts and single tokens in one batch", BOUND, |b: &B, rng| {
+        let layer = Layer::new(rng, false);
+        let sequences = SPANS.map(|(past, new)| layer.sequence(rng, past + new));
+        let mut caches = Vec::new();
+        for ((s, _), (past, _)) in sequences.iter().zip(SPANS) {
+            let mut cache = layer.setup.cache(b)?;
+            if past > 0 {
+                layer.step(b, &[(s, 0..past)], &mut [&mut cache])?;
+            }
+            caches.push(cache);
+        }
+        let now: Vec<_> =
+            sequences.iter().zip(SPANS).map(|((s, _), (past, new))| (s, past..past + new)).collect();
+        let out = layer.step(b, &now, &mut caches.iter_mut().collect::<Vec<_>>())?;
+        let expected =
+            sequences.iter().zip(SPANS).flat_map(|((_, y), (past, _))| y[past..].to_vec()).collect();
         y(out, &expected)
     })
 }

@@ -38,14 +38,14 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
             }));
         }
     }
-    for window in [1, 20, 63, 500] {
+    for (window, n) in [(1, 150), (20, 150), (63, 150), (500, 150), (300, 900)] {
         let windowed = setup.mask(Mask::Window(window));
         for (setup, name) in [(windowed, "whole cache"), (setup.ring(window), "ring")] {
-            let detail = format!("window of {window} over a {name}, 150 tokens in chunks");
+            let detail = format!("window of {window} over a {name}, {n} tokens in chunks");
             cases.push(Case::new("attention", detail, BOUND, move |b: &B, rng| {
-                let s = setup.sequence(rng, 150);
-                in_chunks(150, &setup.expected(&s, 0), |chunk| {
-                    setup.steps(b, &mut b.kv_cache(&setup.cache)?, &s, chunks(150, chunk))
+                let s = setup.sequence(rng, n);
+                in_chunks(n, &setup.expected(&s, 0), |chunk| {
+                    setup.steps(b, &mut b.kv_cache(&setup.cache)?, &s, chunks(n, chunk))
                 })
             }));
         }

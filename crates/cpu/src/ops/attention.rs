@@ -1,67 +1,102 @@
-//! Attention over caches.
+//! Grouped-query attention over caches.
+
+use std::ops::Range;
 
 use ::backend::{Attention, Mask, Span};
-use rayon::prelude::*;
 
-use super::product::dot;
+use super::schedule::{self, Layer};
+use super::softmax::{Keys, Source, Stored};
+use crate::Machine;
 use crate::cache::KvCache;
+use crate::kernels::Set;
 
-/// Keys read at a time: scores and the running maximum are updated once per block.
-const BLOCK: usize = 64;
-
-/// Softmax-weighted sum of values over positions `from..to`, in blocks with a running maximum and sum.
-/// `score(position)` is the scaled score, `value(position, out)` reads a value.
-pub(super) fn weighted_sum(
-    from: usize,
-    to: usize,
-    out: &mut [f32],
-    mut score: impl FnMut(usize) -> f32,
-    mut value: impl FnMut(usize, &mut [f32]),
-) {
-    let mut v = vec![0.0; out.len()];
-    let (mut max, mut sum) = (f32::NEG_INFINITY, 0.0f32);
-    out.fill(0.0);
-    for start in (from..to).step_by(BLOCK) {
-        let scores: Vec<f32> = (start..to.min(start + BLOCK)).map(&mut score).collect();
-        let block_max = scores.iter().fold(max, |m, s| m.max(*s));
-        let keep = (max - block_max).exp();
-        out.iter_mut().for_each(|o| *o *= keep);
-        sum *= keep;
-        max = block_max;
-        for (i, s) in scores.iter().enumerate() {
-            let p = (s - max).exp();
-            sum += p;
-            value(start + i, &mut v);
-            out.iter_mut().zip(&v).for_each(|(o, v)| *o += p * v);
-        }
-    }
-    out.iter_mut().for_each(|o| *o /= sum);
+/// One layer's attention for a batch.
+pub(crate) struct Grouped<'a> {
+    pub q: &'a [f32],
+    pub spans: &'a [Span],
+    pub caches: &'a [&'a KvCache],
+    pub spec: Attention,
+    pub group: usize,
 }
 
-/// Grouped-query attention of one span; `q` and `y` hold its rows.
-pub(crate) fn attention(
-    q: &[f32],
-    y: &mut [f32],
-    span: &Span,
-    cache: &KvCache,
-    spec: &Attention,
-    group: usize,
-) {
-    let (dk, dv) = (cache.shape.key_dim, cache.shape.value_dim);
-    y.par_chunks_exact_mut(dv).zip(q.par_chunks_exact(dk)).enumerate().for_each(|(i, (out, q))| {
-        let position = span.position + i / spec.heads;
-        let kv_head = i % spec.heads / group;
-        let (from, to) = match spec.mask {
-            Mask::None => (0, cache.len()),
-            Mask::Causal => (0, position + 1),
-            Mask::Window(n) => ((position + 1).saturating_sub(n), position + 1),
-        };
-        let mut k = vec![0.0; dk];
-        let score = |at| {
-            cache.key(at, kv_head, &mut k);
-            let s = dot(q, &k) * spec.scale;
-            spec.soft_cap.map_or(s, |cap| cap * (s / cap).tanh())
-        };
-        weighted_sum(from, to, out, score, |at, v| cache.value(at, kv_head, v));
-    });
+impl Grouped<'_> {
+    /// Writes `y [n, heads * value width]`.
+    pub fn run(&self, machine: &Machine, y: &mut [f32]) {
+        schedule::attention(machine, self, y);
+    }
+}
+
+impl Layer for Grouped<'_> {
+    type Source<'a>
+        = Head<'a>
+    where
+        Self: 'a;
+
+    fn key_heads(&self) -> usize {
+        self.spec.heads / self.group
+    }
+
+    fn group(&self) -> usize {
+        self.group
+    }
+
+    fn widths(&self) -> (usize, usize) {
+        (self.caches[0].shape.key_dim, self.caches[0].shape.value_dim)
+    }
+
+    fn soft_cap(&self) -> Option<f32> {
+        self.spec.soft_cap
+    }
+
+    fn spans(&self) -> &[Span] {
+        self.spans
+    }
+
+    fn source(&self, span: usize, key_head: usize) -> Head<'_> {
+        Head { cache: self.caches[span], head: key_head }
+    }
+
+    fn seen(&self, span: usize, t: usize) -> Range<usize> {
+        let position = self.spans[span].position + t;
+        match self.spec.mask {
+            Mask::None => 0..self.caches[span].len(),
+            Mask::Causal => 0..position + 1,
+            Mask::Window(n) => (position + 1).saturating_sub(n)..position + 1,
+        }
+    }
+
+    fn query(&self, row: usize, head: usize, out: &mut [f32]) {
+        let q = &self.q[(row * self.spec.heads + head) * out.len()..];
+        out.iter_mut().zip(q).for_each(|(out, q)| *out = q * self.spec.scale);
+    }
+}
+
+/// One head of a cache.
+pub(crate) struct Head<'a> {
+    cache: &'a KvCache,
+    head: usize,
+}
+
+impl Source for Head<'_> {
+    fn widths(&self) -> (usize, usize) {
+        (self.cache.shape.key_dim, self.cache.shape.value_dim)
+    }
+
+    fn read<'a>(
+        &'a self,
+        _set: Set,
+        start: usize,
+        n: usize,
+        _memory: &'a mut [f32],
+    ) -> (Keys<'a>, (Stored<'a>, usize)) {
+        let keys = Keys::Panels(self.cache.keys(start, n, self.head));
+        (keys, (self.cache.values(start, n, self.head), self.cache.shape.value_dim))
+    }
+
+    fn ahead(&self, start: usize) -> &[u16] {
+        match self.cache.keys(start, 1, self.head) {
+            Stored::F32(_) => &[],
+            Stored::F16(halves) => halves,
+        }
+    }
 }

@@ -1,11 +1,17 @@
 //! Latent attention, in its two forms.
 
-use ::backend::{LatentAttention, MlaWeights, Span};
-use rayon::prelude::*;
+use std::ops::Range;
 
-use super::attention::weighted_sum;
-use super::product::{dot, head_product, head_products, interleave};
+use ::backend::{LatentAttention, MlaWeights, Span};
+
+use super::dense::{Rows, RowsMut, Size, nn, nt};
+use super::product::head_products;
+use super::schedule::{self, Layer};
+use super::softmax::{self, BLOCK, Keys, PIECE, Partial, Queries, ROWS, Source, Stored, attend};
+use crate::Machine;
 use crate::cache::KvCache;
+use crate::kernels::Set;
+use crate::pool::Parts;
 use crate::weights::HeadMatrices;
 
 /// Widths of a latent layer.
@@ -31,86 +37,249 @@ impl Widths {
     }
 }
 
-/// Attention of one span in latent space: keys are `[c | k_pe]`, values the `c` of them.
-pub(crate) fn absorbed(
-    q: &[f32],
-    q_pe: &[f32],
-    y: &mut [f32],
-    span: &Span,
-    cache: &KvCache,
-    spec: &LatentAttention,
-    (rank, pe): (usize, usize),
-) {
-    let heads = y.par_chunks_exact_mut(rank).zip(q.par_chunks_exact(rank)).zip(q_pe.par_chunks_exact(pe));
-    heads.enumerate().for_each(|(i, ((out, q), q_pe))| {
-        let to = span.position + i / spec.heads + 1;
-        let mut k = vec![0.0; rank + pe];
-        let score = |at| {
-            cache.key(at, 0, &mut k);
-            (dot(q, &k[..rank]) + dot(q_pe, &k[rank..])) * spec.scale
-        };
-        weighted_sum(0, to, out, score, |at, v| cache.key(at, 0, v));
-    });
+/// Attention in latent space: keys are `[c | k_pe]`, values the `c` of them.
+pub(crate) struct Absorbed<'a> {
+    pub q: &'a [f32],
+    pub q_pe: &'a [f32],
+    pub spans: &'a [Span],
+    pub caches: &'a [&'a KvCache],
+    pub spec: LatentAttention,
+    pub rank: usize,
+    pub pe: usize,
 }
 
-/// Latent attention of one span from queries to values `[n, heads * value]`, in whichever form takes less work.
-pub(crate) fn attention(
-    q: &[f32],
-    q_pe: &[f32],
-    span: &Span,
-    cache: &KvCache,
-    weights: &MlaWeights<HeadMatrices>,
-    spec: &LatentAttention,
-    widths: Widths,
-) -> Vec<f32> {
-    if widths.expanding_pays(span.len, cache.len()) {
-        return expanded(q, q_pe, span, cache, weights, spec, widths);
+impl Absorbed<'_> {
+    /// Writes `y [n, heads * rank]`.
+    pub fn run(&self, machine: &Machine, y: &mut [f32]) {
+        schedule::attention(machine, self, y);
     }
-    let MlaWeights { embed_q, unembed_out } = weights;
-    let q = head_products(&embed_q.weight, embed_q.transposed, q, span.len);
-    let mut o = vec![0.0; q.len()];
-    absorbed(&q, q_pe, &mut o, span, cache, spec, (widths.rank, widths.pe));
-    head_products(&unembed_out.weight, unembed_out.transposed, &o, span.len)
 }
 
-/// Attention of one span over the keys and values of every head, made from the latents.
-fn expanded(
-    q: &[f32],
-    q_pe: &[f32],
-    span: &Span,
-    cache: &KvCache,
-    weights: &MlaWeights<HeadMatrices>,
-    spec: &LatentAttention,
-    widths: Widths,
-) -> Vec<f32> {
-    let Widths { rank, pe, nope, value } = widths;
-    let len = cache.len();
-    let (mut latents, mut k_pe) = (vec![0.0; len * rank], vec![0.0; len * pe]);
-    let mut key = vec![0.0; rank + pe];
-    for (at, (c, k)) in latents.chunks_exact_mut(rank).zip(k_pe.chunks_exact_mut(pe)).enumerate() {
-        cache.key(at, 0, &mut key);
-        c.copy_from_slice(&key[..rank]);
-        k.copy_from_slice(&key[rank..]);
+impl Layer for Absorbed<'_> {
+    type Source<'a>
+        = Latents<'a>
+    where
+        Self: 'a;
+
+    fn key_heads(&self) -> usize {
+        1
     }
-    let MlaWeights { embed_q, unembed_out } = weights;
-    let by_head: Vec<Vec<f32>> = (0..spec.heads)
-        .into_par_iter()
-        .map(|h| {
-            // What brings queries to latents brings latents to keys, the other way round.
-            let keys = head_product(&embed_q.weight, h, !embed_q.transposed, &latents, len);
-            let values = head_product(&unembed_out.weight, h, unembed_out.transposed, &latents, len);
-            let mut y = vec![0.0; span.len * value];
-            for (t, out) in y.chunks_exact_mut(value).enumerate() {
-                let q = &q[(t * spec.heads + h) * nope..][..nope];
-                let q_pe = &q_pe[(t * spec.heads + h) * pe..][..pe];
-                let score = |at: usize| {
-                    (dot(q, &keys[at * nope..][..nope]) + dot(q_pe, &k_pe[at * pe..][..pe])) * spec.scale
-                };
-                let read = |at: usize, v: &mut [f32]| v.copy_from_slice(&values[at * value..][..value]);
-                weighted_sum(0, span.position + t + 1, out, score, read);
+
+    fn group(&self) -> usize {
+        self.spec.heads
+    }
+
+    fn widths(&self) -> (usize, usize) {
+        (self.rank + self.pe, self.rank)
+    }
+
+    fn soft_cap(&self) -> Option<f32> {
+        None
+    }
+
+    fn spans(&self) -> &[Span] {
+        self.spans
+    }
+
+    fn source(&self, span: usize, _key_head: usize) -> Latents<'_> {
+        Latents { cache: self.caches[span], rank: self.rank }
+    }
+
+    fn seen(&self, span: usize, t: usize) -> Range<usize> {
+        0..self.spans[span].position + t + 1
+    }
+
+    fn query(&self, row: usize, head: usize, out: &mut [f32]) {
+        let i = row * self.spec.heads + head;
+        read_query(&self.q[i * self.rank..][..self.rank], &self.q_pe[i * self.pe..], self.spec.scale, out);
+    }
+}
+
+/// The two parts of a query, multiplied by the scale.
+fn read_query(plain: &[f32], turned: &[f32], scale: f32, out: &mut [f32]) {
+    out.iter_mut().zip(plain.iter().chain(turned)).for_each(|(out, q)| *out = q * scale);
+}
+
+/// A latent cache, read once for keys and values.
+pub(crate) struct Latents<'a> {
+    cache: &'a KvCache,
+    rank: usize,
+}
+
+impl Source for Latents<'_> {
+    fn widths(&self) -> (usize, usize) {
+        (self.cache.shape.key_dim, self.rank)
+    }
+
+    fn read<'a>(
+        &'a self,
+        set: Set,
+        start: usize,
+        n: usize,
+        memory: &'a mut [f32],
+    ) -> (Keys<'a>, (Stored<'a>, usize)) {
+        let stride = self.cache.shape.key_dim;
+        let rows = self.cache.keys(start, n, 0).widened(set, memory);
+        (Keys::Rows((rows, stride)), (Stored::F32(rows), stride))
+    }
+}
+
+/// Latent attention of some spans from queries to values `y [n, heads * value]`, each in whichever form takes less work.
+pub(crate) struct Latent<'a> {
+    pub q: &'a [f32],
+    pub q_pe: &'a [f32],
+    pub spans: &'a [Span],
+    pub caches: &'a [&'a KvCache],
+    pub weights: &'a MlaWeights<HeadMatrices>,
+    pub spec: LatentAttention,
+    pub widths: Widths,
+}
+
+impl Latent<'_> {
+    pub fn run(&self, machine: &Machine, y: &mut [f32]) {
+        let pays = |(span, cache): (&Span, &&KvCache)| self.widths.expanding_pays(span.len, cache.len());
+        if !self.spans.iter().zip(self.caches).any(pays) {
+            return self.absorbed(machine, y);
+        }
+        let Widths { pe, nope, value, .. } = self.widths;
+        let heads = self.spec.heads;
+        for (span, cache) in self.spans.iter().zip(self.caches) {
+            let rows = |x: usize| span.row * heads * x..(span.row + span.len) * heads * x;
+            let (q, q_pe) = (&self.q[rows(nope)], &self.q_pe[rows(pe)]);
+            let alone = [Span { row: 0, ..*span }];
+            let one = Latent { q, q_pe, spans: &alone, caches: &[cache], ..*self };
+            if pays((span, cache)) {
+                one.expanded(machine, &mut y[rows(value)]);
+            } else {
+                one.absorbed(machine, &mut y[rows(value)]);
             }
-            y
-        })
-        .collect();
-    interleave(&by_head, value, span.len)
+        }
+    }
+
+    fn absorbed(&self, machine: &Machine, y: &mut [f32]) {
+        let MlaWeights { embed_q, unembed_out } = self.weights;
+        let n = self.q.len() / (self.spec.heads * self.widths.nope);
+        let mut q = machine.arena.take(n * self.spec.heads * self.widths.rank);
+        head_products(machine, &embed_q.weight, embed_q.transposed, self.q, n, &mut q);
+        let mut o = machine.arena.take(q.len());
+        let Latent { q_pe, spans, caches, spec, widths: Widths { rank, pe, .. }, .. } = *self;
+        Absorbed { q: &q, q_pe, spans, caches, spec, rank, pe }.run(machine, &mut o);
+        head_products(machine, &unembed_out.weight, unembed_out.transposed, &o, n, y);
+    }
+
+    /// Attention of the only span over the keys and values of every head, made from the latents piece by piece.
+    fn expanded(&self, machine: &Machine, y: &mut [f32]) {
+        let heads = self.spec.heads;
+        let y = Parts::new(y);
+        machine.pool.run(heads, |h| self.expand_head(machine, h, &y));
+    }
+
+    fn expand_head(&self, machine: &Machine, h: usize, y: &Parts<'_, f32>) {
+        let Widths { rank, pe, nope, value } = self.widths;
+        let (span, cache, heads) = (self.spans[0], self.caches[0], self.spec.heads);
+        let (set, key, latent) = (machine.set, nope + pe, rank + pe);
+        let MlaWeights { embed_q, unembed_out } = self.weights;
+        let mut q = machine.arena.take(span.len * key);
+        for (t, q) in q.chunks_exact_mut(key).enumerate() {
+            let i = t * heads + h;
+            read_query(&self.q[i * nope..][..nope], &self.q_pe[i * pe..], self.spec.scale, q);
+        }
+        let seen: Vec<Range<usize>> = (0..span.len).map(|t| 0..span.position + t + 1).collect();
+        let [to_keys, to_values] = [embed_q, unembed_out].map(|matrices| {
+            let mut matrix = machine.arena.take(matrices.weight.rows * matrices.weight.cols);
+            let cols = matrices.weight.cols;
+            for r in 0..matrices.weight.rows {
+                matrices.weight.decode_row(h, r, &mut matrix[r * cols..][..cols]);
+            }
+            matrix
+        });
+        let mut totals = machine.arena.take(Partial::len(span.len, value));
+        totals_of(&mut totals, span.len, value).for_each(|(_, mut total)| total.clear());
+        let mut partial = machine.arena.take(Partial::len(ROWS, value));
+        let mut scratch = machine.arena.take(softmax::scratch_len(key));
+        let mut latents = machine.arena.take(PIECE * latent);
+        let (mut keys, mut values) = (machine.arena.take(PIECE * key), machine.arena.take(PIECE * value));
+        for start in (0..cache.len()).step_by(PIECE) {
+            let n = PIECE.min(cache.len() - start);
+            for block in (0..n).step_by(BLOCK) {
+                let rows = cache.keys(start + block, BLOCK.min(n - block), 0);
+                rows.write(set, &mut latents[block * latent..]);
+            }
+            // What brings queries to latents brings latents to keys, the other way round.
+            let from = (&*latents, latent);
+            apply(set, (n, rank, nope), from, &to_keys, !embed_q.transposed, (&mut keys, key));
+            apply(set, (n, rank, value), from, &to_values, unembed_out.transposed, (&mut values, value));
+            for (key, latent) in keys.chunks_exact_mut(key).zip(latents.chunks_exact(latent)).take(n) {
+                key[nope..].copy_from_slice(&latent[rank..]);
+            }
+            let source = Piece { keys: (&keys, key), values: (&values, value), start };
+            for (rows, mut total) in totals_of(&mut totals, span.len, value) {
+                let end = seen[rows.end - 1].end.min(start + n);
+                if start >= end {
+                    continue;
+                }
+                let queries =
+                    Queries { q: &q[rows.start * key..], seen: &seen[rows.clone()], soft_cap: None };
+                let mut partial = Partial::of(&mut partial[..Partial::len(rows.len(), value)], rows.len());
+                partial.clear();
+                attend(set, &queries, &source, start..end, &mut partial, &mut scratch);
+                total.merge(set, &partial);
+            }
+        }
+        for (rows, total) in totals_of(&mut totals, span.len, value) {
+            for (i, t) in rows.enumerate() {
+                // SAFETY: this head's part of this token's row; heads are different tasks.
+                total.finish(i, unsafe { y.range((t * heads + h) * value, value) });
+            }
+        }
+    }
+}
+
+/// The running results of all tokens, in tiles of query rows.
+fn totals_of(
+    memory: &mut [f32],
+    n: usize,
+    value: usize,
+) -> impl Iterator<Item = (Range<usize>, Partial<'_>)> {
+    memory.chunks_mut(Partial::len(ROWS, value)).enumerate().map(move |(i, memory)| {
+        let rows = i * ROWS..n.min((i + 1) * ROWS);
+        (rows.clone(), Partial::of(memory, rows.len()))
+    })
+}
+
+/// `y[t] = W x[t]` for `n` rows of `inner` values; `turned` when the matrix is stored as `[inner][outer]`.
+fn apply(
+    set: Set,
+    (n, inner, outer): (usize, usize, usize),
+    x: Rows<'_>,
+    matrix: &[f32],
+    turned: bool,
+    y: RowsMut<'_>,
+) {
+    let size = Size { m: n, n: outer, k: inner };
+    if turned { nn(set, size, x, (matrix, outer), y, false) } else { nt(set, size, x, (matrix, inner), y) }
+}
+
+/// Keys and values of one piece.
+struct Piece<'a> {
+    keys: Rows<'a>,
+    values: Rows<'a>,
+    start: usize,
+}
+
+impl Source for Piece<'_> {
+    fn widths(&self) -> (usize, usize) {
+        (self.keys.1, self.values.1)
+    }
+
+    fn read<'a>(
+        &'a self,
+        _set: Set,
+        start: usize,
+        _n: usize,
+        _memory: &'a mut [f32],
+    ) -> (Keys<'a>, (Stored<'a>, usize)) {
+        let rows = |(x, stride): Rows<'a>| &x[(start - self.start) * stride..];
+        (Keys::Rows((rows(self.keys), self.keys.1)), (Stored::F32(rows(self.values)), self.values.1))
+    }
 }

@@ -1,32 +1,183 @@
 //! Norms.
 
-use rayon::prelude::*;
+use ::backend::Factor;
 
-/// `rsqrt(mean(v^2) + eps)`, summed in f64: a square of an outlier must not swallow the rest.
-pub(crate) fn inverse_rms(v: &[f32], eps: f32) -> f32 {
-    let sum: f64 = v.iter().map(|x| f64::from(*x) * f64::from(*x)).sum();
-    (1.0 / (sum / v.len() as f64 + f64::from(eps)).sqrt()) as f32
+use super::silu_lane;
+use crate::pool::Parts;
+use crate::vector::{LANES, vectorised};
+use crate::{Machine, Tensor};
+
+/// `sum(v^2)` in f64: a square of an outlier must not swallow the rest.
+#[inline(always)]
+fn sum_squares(v: &[f32]) -> f64 {
+    let (blocks, rest) = v.as_chunks::<LANES>();
+    let mut sums = [0.0f64; LANES];
+    for block in blocks {
+        for i in 0..LANES {
+            sums[i] += f64::from(block[i]) * f64::from(block[i]);
+        }
+    }
+    let rest: f64 = rest.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
+    sums.iter().sum::<f64>() + rest
 }
 
-/// `rms(v) * w` over every slice of `width` values, in place.
-pub(crate) fn rms_slices(x: &mut [f32], w: Option<&[f32]>, width: usize, eps: f32) {
-    x.par_chunks_exact_mut(width).for_each(|v| {
-        let r = inverse_rms(v, eps);
-        match w {
-            Some(w) => v.iter_mut().zip(w).for_each(|(v, w)| *v = *v * r * w),
-            None => v.iter_mut().for_each(|v| *v *= r),
-        }
+/// `rsqrt(mean(v^2) + eps)`
+#[inline(always)]
+fn inverse_rms(v: &[f32], eps: f32) -> f32 {
+    (1.0 / (sum_squares(v) / v.len() as f64 + f64::from(eps)).sqrt()) as f32
+}
+
+vectorised! {
+    /// `rsqrt(sum(v^2) / divisor + eps)`
+    pub(crate) fn inverse_root<A>(v: &[f32], divisor: f64, eps: f64) -> f32 {
+        (1.0 / (sum_squares(v) / divisor + eps).sqrt()) as f32
+    }
+}
+
+/// `rms(v) * w` over every slice of `width` values of `x`.
+pub(crate) fn rms(machine: &Machine, x: &[f32], w: Option<&[f32]>, width: usize, eps: f32, y: &mut [f32]) {
+    machine.rows(y, width, |first, y| {
+        y.copy_from_slice(&x[first * width..][..y.len()]);
+        rms_rows(machine.set, y, w, width, eps);
     });
+}
+
+/// The same in place.
+pub(crate) fn rms_in_place(machine: &Machine, x: &mut [f32], w: Option<&[f32]>, width: usize, eps: f32) {
+    machine.rows(x, width, |_, x| rms_rows(machine.set, x, w, width, eps));
+}
+
+vectorised! {
+    fn rms_rows<A>(x: &mut [f32], w: Option<&[f32]>, width: usize, eps: f32) {
+        for v in x.chunks_exact_mut(width) {
+            let r = inverse_rms(v, eps);
+            match w {
+                Some(w) => v.iter_mut().zip(w).for_each(|(v, w)| *v = *v * r * w),
+                None => v.iter_mut().for_each(|v| *v *= r),
+            }
+        }
+    }
+}
+
+/// A factor on the result of a norm: one for all channels, or one for each.
+#[derive(Clone, Copy)]
+pub(crate) enum Scale<'a> {
+    All(f32),
+    Each(&'a [f32]),
+}
+
+impl<'a> Scale<'a> {
+    pub fn new(factor: &Factor<'a, Tensor>) -> Self {
+        match factor {
+            Factor::One => Scale::All(1.0),
+            Factor::Scalar(f) => Scale::All(*f),
+            Factor::Channels(f) => Scale::Each(f.values()),
+        }
+    }
+}
+
+#[inline(always)]
+fn scale_row(y: &mut [f32], scale: Scale<'_>) {
+    match scale {
+        Scale::All(1.0) => {}
+        Scale::All(f) => y.iter_mut().for_each(|y| *y *= f),
+        Scale::Each(f) => y.iter_mut().zip(f).for_each(|(y, f)| *y *= f),
+    }
+}
+
+/// `s = r + x; y = rms(s) * w * scale`
+pub(crate) fn add_norm(
+    machine: &Machine,
+    [r, x, w]: [&[f32]; 3],
+    eps: f32,
+    scale: Scale<'_>,
+    [s, y]: [&mut [f32]; 2],
+) {
+    let width = w.len();
+    let y = Parts::new(y);
+    machine.rows(s, width, |first, s| {
+        let at = first * width;
+        // SAFETY: the same rows as those of `s`, which no other task has.
+        let y = unsafe { y.range(at, s.len()) };
+        add_norm_rows(machine.set, [&r[at..], &x[at..], w], eps, scale, s, y);
+    });
+}
+
+vectorised! {
+    fn add_norm_rows<A>(rxw: [&[f32]; 3], eps: f32, scale: Scale<'_>, s: &mut [f32], y: &mut [f32]) {
+        let [r, x, w] = rxw;
+        let width = w.len();
+        let rows = s.chunks_exact_mut(width).zip(y.chunks_exact_mut(width));
+        for ((s, y), (r, x)) in rows.zip(r.chunks_exact(width).zip(x.chunks_exact(width))) {
+            s.iter_mut().zip(r).zip(x).for_each(|((s, r), x)| *s = r + x);
+            let inverse = inverse_rms(s, eps);
+            y.iter_mut().zip(&*s).zip(w).for_each(|((y, s), w)| *y = s * inverse * w);
+            scale_row(y, scale);
+        }
+    }
+}
+
+/// `y = (r + rms(x) * w) * scale`
+pub(crate) fn norm_add(machine: &Machine, [r, x, w]: [&[f32]; 3], eps: f32, scale: Scale<'_>, y: &mut [f32]) {
+    let width = w.len();
+    machine.rows(y, width, |first, y| {
+        let at = first * width;
+        norm_add_rows(machine.set, [&r[at..], &x[at..], w], eps, scale, y);
+    });
+}
+
+vectorised! {
+    fn norm_add_rows<A>(rxw: [&[f32]; 3], eps: f32, scale: Scale<'_>, y: &mut [f32]) {
+        let [r, x, w] = rxw;
+        let width = w.len();
+        for ((y, r), x) in y.chunks_exact_mut(width).zip(r.chunks_exact(width)).zip(x.chunks_exact(width)) {
+            let inverse = inverse_rms(x, eps);
+            y.iter_mut().zip(r).zip(x.iter().zip(w)).for_each(|((y, r), (x, w))| *y = r + x * inverse * w);
+            scale_row(y, scale);
+        }
+    }
+}
+
+/// `rms(a) * wa + rms(b) * wb`
+pub(crate) fn combine_norm(machine: &Machine, [a, wa, b, wb]: [&[f32]; 4], eps: f32, y: &mut [f32]) {
+    let width = wa.len();
+    machine.rows(y, width, |first, y| {
+        let at = first * width;
+        combine_rows(machine.set, [&a[at..], wa, &b[at..], wb], eps, y);
+    });
+}
+
+vectorised! {
+    fn combine_rows<A>(inputs: [&[f32]; 4], eps: f32, y: &mut [f32]) {
+        let [a, wa, b, wb] = inputs;
+        let width = wa.len();
+        for ((y, a), b) in y.chunks_exact_mut(width).zip(a.chunks_exact(width)).zip(b.chunks_exact(width)) {
+            let (ra, rb) = (inverse_rms(a, eps), inverse_rms(b, eps));
+            for ((y, (a, wa)), (b, wb)) in y.iter_mut().zip(a.iter().zip(wa)).zip(b.iter().zip(wb)) {
+                *y = A::fma(a * ra, *wa, b * rb * wb);
+            }
+        }
+    }
 }
 
 /// `rms(v) * w * silu(z)` over every slice of `w.len()` values.
-pub(crate) fn gated(v: &[f32], z: &[f32], w: &[f32], eps: f32) -> Vec<f32> {
-    let mut y = v.to_vec();
-    y.par_chunks_exact_mut(w.len()).zip(z.par_chunks_exact(w.len())).for_each(|(y, z)| {
-        let r = inverse_rms(y, eps);
-        for ((y, z), w) in y.iter_mut().zip(z).zip(w) {
-            *y = *y * r * w * super::silu(*z);
-        }
+pub(crate) fn gated(machine: &Machine, [v, z, w]: [&[f32]; 3], eps: f32, y: &mut [f32]) {
+    let width = w.len();
+    machine.rows(y, width, |first, y| {
+        let at = first * width;
+        gated_rows(machine.set, [&v[at..], &z[at..], w], eps, y);
     });
-    y
+}
+
+vectorised! {
+    fn gated_rows<A>(vzw: [&[f32]; 3], eps: f32, y: &mut [f32]) {
+        let [v, z, w] = vzw;
+        let width = w.len();
+        for ((y, v), z) in y.chunks_exact_mut(width).zip(v.chunks_exact(width)).zip(z.chunks_exact(width)) {
+            let inverse = inverse_rms(v, eps);
+            for (((y, v), z), w) in y.iter_mut().zip(v).zip(z).zip(w) {
+                *y = v * inverse * w * silu_lane::<A>(*z);
+            }
+        }
+    }
 }

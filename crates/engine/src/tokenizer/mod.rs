@@ -14,7 +14,7 @@ use serde_json::Value as Json;
 pub use files::GenerationDefaults;
 pub use stream::TokenStream;
 
-use crate::{ChatTemplate, Error};
+use crate::{ChatTemplate, Error, TemplateInput};
 use files::TemplateSources;
 
 /// A model's tokenizer with everything its folder says about text. Cheap to clone.
@@ -181,6 +181,14 @@ impl Tokenizer {
     /// The model's chat template; some models have another one for conversations with tools.
     pub fn chat_template(&self, with_tools: bool) -> Result<ChatTemplate, Error> {
         ChatTemplate::new(self.inner.templates.choose(with_tools).ok_or(Error::NoChatTemplate)?)
+    }
+
+    /// The text of a conversation by the model's own template, with its own tokens for the beginning and the end of a
+    /// text where `input` names none.
+    pub fn render(&self, mut input: TemplateInput) -> Result<String, Error> {
+        input.bos_token = input.bos_token.or_else(|| self.inner.bos_token.clone());
+        input.eos_token = input.eos_token.or_else(|| self.inner.eos_token.clone());
+        self.chat_template(input.tools.is_some())?.render(&input)
     }
 
     /// What the model's authors recommend for sampling.

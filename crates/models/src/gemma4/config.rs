@@ -4,6 +4,7 @@ use backend::{Pairing, RopeSpec};
 
 use crate::config::{Fields, divisible, problem, rope};
 use crate::layers::read_top_k;
+use crate::words::counted;
 use crate::{Error, Result};
 
 /// Attention of one kind of layer.
@@ -187,25 +188,26 @@ impl Config {
             let layers = self.sliding.iter().filter(|s| **s == sliding).count();
             let AttentionConfig { heads, kv_heads, head_dim, window, .. } = config;
             let window = window.map_or(String::new(), |w| format!(", window of {w}"));
-            format!("{layers} layers, {heads} query and {kv_heads} key-value heads of {head_dim}{window}")
+            let layers = counted(layers, "layer");
+            format!("{layers}, {heads} query and {kv_heads} key-value heads of {head_dim}{window}")
         };
         let mut parts = vec![
             ("local attention".to_string(), line(&self.local, true)),
             ("global attention".to_string(), line(&self.global, false)),
         ];
         if self.first_shared < self.sliding.len() {
-            let shared = self.sliding.len() - self.first_shared;
-            parts.push((
-                "shared keys".into(),
-                format!("the last {shared} layers read earlier layers' keys and values"),
-            ));
+            let text = match self.sliding.len() - self.first_shared {
+                1 => "the last layer reads an earlier layer's keys and values".into(),
+                shared => format!("the last {shared} layers read earlier layers' keys and values"),
+            };
+            parts.push(("shared keys".into(), text));
         }
         if let Some(MoeConfig { experts, top_k, width }) = self.moe {
-            let layers = self.sliding.len();
+            let layers = counted(self.sliding.len(), "layer");
             parts.push((
                 "experts".into(),
                 format!(
-                    "{layers} layers, {experts} of width {width}, {top_k} per token, dense unit of {}",
+                    "{layers}, {experts} of width {width}, {top_k} per token, dense unit of {}",
                     self.width
                 ),
             ));

@@ -5,7 +5,7 @@ use backend::{Activation, Attention as Spec, Backend, Batch, Factor, Mask};
 use super::config::{AttentionConfig, Config, MoeConfig};
 use crate::Result;
 use crate::layers::Mlp;
-use crate::loader::{ExpertNames, Loader};
+use crate::loader::{ExpertNames, ExpertShape, Loader};
 
 /// Keys and values of a layer that has its own.
 struct KeyValue<B: Backend> {
@@ -116,7 +116,8 @@ impl<B: Backend> Moe<B> {
             router_norm: loader.backend.upload(1, hidden, &scale)?,
             router: router.matrix("proj", experts, hidden)?,
             per_expert_scale: router.vector("per_expert_scale", experts)?,
-            experts: loader.experts(&EXPERTS, experts, width, hidden)?,
+            experts: loader
+                .experts(&EXPERTS, &ExpertShape { count: experts, per_token: top_k, width, hidden })?,
             pre_norm: loader.norm("pre_feedforward_layernorm_2", hidden)?,
             post_norm: loader.norm("post_feedforward_layernorm_2", hidden)?,
             dense_post_norm: loader.norm("post_feedforward_layernorm_1", hidden)?,

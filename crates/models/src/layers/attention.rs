@@ -6,6 +6,7 @@ use super::DecoderConfig;
 use crate::Result;
 use crate::config::{Fields, divisible, problem, rope};
 use crate::loader::Loader;
+use crate::words::counted;
 
 /// Shape of an attention layer.
 #[derive(Clone, Debug)]
@@ -50,7 +51,8 @@ impl AttentionConfig {
         let gate = if *gated { ", output gate" } else { "" };
         let rotated = rope.rotary_dim();
         let text = format!(
-            "{layers} layers, {heads} query and {kv_heads} key-value heads of {head_dim}, {rotated} rotated{gate}"
+            "{}, {heads} query and {kv_heads} key-value heads of {head_dim}, {rotated} rotated{gate}",
+            counted(layers, "layer")
         );
         ("attention".into(), text)
     }

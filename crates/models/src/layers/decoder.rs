@@ -2,7 +2,7 @@
 
 use backend::{Backend, Batch, CacheFloat, Factor};
 
-use super::{Attention, FeedForward, GatedDelta, LatentAttention};
+use super::{Attention, FeedForward, GatedDelta, LatentAttention, MoeConfig};
 use crate::Result;
 use crate::config::Fields;
 use crate::loader::Loader;
@@ -18,16 +18,36 @@ pub(crate) enum Mixer<B: Backend> {
 
 /// One residual layer: `h += mixer(norm(h)); h += feed_forward(norm(h))`.
 pub(crate) struct Layer<B: Backend> {
-    pub input_norm: B::Tensor,
-    pub mixer: Mixer<B>,
-    pub post_norm: B::Tensor,
-    pub feed_forward: FeedForward<B>,
+    input_norm: B::Tensor,
+    mixer: Mixer<B>,
+    post_norm: B::Tensor,
+    feed_forward: FeedForward<B>,
+}
+
+impl<B: Backend> Layer<B> {
+    /// `loader` is the layer's place in the tree; `mixer` loads what mixes tokens there; `moe` is given where the layer
+    /// has experts.
+    fn load(
+        loader: &Loader<'_, B>,
+        fields: Fields<'_>,
+        hidden: usize,
+        moe: Option<&MoeConfig>,
+        mixer: impl FnOnce(&Loader<'_, B>) -> Result<Mixer<B>>,
+    ) -> Result<Self> {
+        Ok(Self {
+            input_norm: loader.norm("input_layernorm", hidden)?,
+            mixer: mixer(loader)?,
+            post_norm: loader.norm("post_attention_layernorm", hidden)?,
+            feed_forward: FeedForward::load(&loader.at("mlp"), fields, hidden, moe)?,
+        })
+    }
 }
 
 /// What the frame itself needs to know.
 pub(crate) struct DecoderConfig {
     pub vocabulary: usize,
     pub hidden: usize,
+    pub layers: usize,
     pub eps: f32,
     /// Whether the embedding table is also the head.
     pub tied: bool,
@@ -40,6 +60,7 @@ impl DecoderConfig {
         Ok(Self {
             vocabulary: fields.size("vocab_size")?,
             hidden: fields.size("hidden_size")?,
+            layers: fields.size("num_hidden_layers")?,
             eps: fields.positive("rms_norm_eps")?.unwrap_or(1e-6) as f32,
             tied: fields.flag("tie_word_embeddings", false)?,
             context: fields.count("max_position_embeddings")?,
@@ -64,10 +85,22 @@ pub(crate) struct Decoder<B: Backend> {
 }
 
 impl<B: Backend> Decoder<B> {
-    /// `root` is where `model` and `lm_head` are found.
-    pub fn load(root: &Loader<'_, B>, config: &DecoderConfig, layers: Vec<Layer<B>>) -> Result<Self> {
-        let DecoderConfig { vocabulary, hidden, eps, tied, .. } = *config;
+    /// `root` is where `model` and `lm_head` are found; `mixer` loads what mixes tokens in the layer of a number, from
+    /// that layer's place in the tree.
+    pub fn load(
+        root: &Loader<'_, B>,
+        fields: Fields<'_>,
+        config: &DecoderConfig,
+        moe: Option<&MoeConfig>,
+        mixer: impl Fn(&Loader<'_, B>, usize) -> Result<Mixer<B>>,
+    ) -> Result<Self> {
+        let DecoderConfig { vocabulary, hidden, layers, eps, tied, .. } = *config;
         let model = root.at("model");
+        let layer = |i: usize| {
+            let moe = moe.filter(|moe| moe.covers(i));
+            Layer::load(&model.at("layers").at(i), fields, hidden, moe, |layer| mixer(layer, i))
+        };
+        let layers = (0..layers).map(layer).collect::<Result<_>>()?;
         Ok(Self {
             eps,
             embed_tokens: model.matrix("embed_tokens", vocabulary, hidden)?,

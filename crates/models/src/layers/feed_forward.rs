@@ -5,7 +5,8 @@ use backend::{Activation, Backend, GroupedSigmoid, Shared};
 use super::DecoderConfig;
 use crate::Result;
 use crate::config::{Fields, problem};
-use crate::loader::{ExpertNames, Loader};
+use crate::loader::{ExpertNames, ExpertShape, Loader};
+use crate::words::counted;
 
 /// `down(act(gate x) * up x)`
 pub(crate) struct Mlp<B: Backend> {
@@ -151,7 +152,11 @@ impl MoeConfig {
         let Self { experts, width, .. } = self;
         (
             "experts".into(),
-            format!("{covered} layers, {experts} of width {width}, {} per token{shared}", self.top_k()),
+            format!(
+                "{}, {experts} of width {width}, {} per token{shared}",
+                counted(covered, "layer"),
+                self.top_k()
+            ),
         )
     }
 }
@@ -200,7 +205,8 @@ impl<B: Backend> Moe<B> {
                     Some(loader.at("gate").vector("e_score_correction_bias", experts)?)
                 }
             },
-            experts: loader.experts(&NAMES, experts, width, hidden)?,
+            experts: loader
+                .experts(&NAMES, &ExpertShape { count: experts, per_token: config.top_k(), width, hidden })?,
             shared: config.shared.as_ref().map(shared).transpose()?,
             routing: config.routing.clone(),
         })

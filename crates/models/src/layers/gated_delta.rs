@@ -6,6 +6,7 @@ use super::DecoderConfig;
 use crate::Result;
 use crate::config::{Fields, divisible};
 use crate::loader::Loader;
+use crate::words::counted;
 
 /// Shape of a Gated DeltaNet layer.
 #[derive(Clone, Debug)]
@@ -34,7 +35,8 @@ impl GatedDeltaConfig {
     pub fn describe(&self, layers: usize) -> (String, String) {
         let GdnShape { key_heads, value_heads, key_dim, value_dim, kernel } = self.shape;
         let text = format!(
-            "{layers} layers, {value_heads} value heads of {value_dim}, {key_heads} key heads of {key_dim}, convolution of {kernel}"
+            "{}, {value_heads} value heads of {value_dim}, {key_heads} key heads of {key_dim}, convolution of {kernel}",
+            counted(layers, "layer")
         );
         ("Gated DeltaNet".into(), text)
     }

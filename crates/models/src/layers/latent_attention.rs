@@ -7,6 +7,7 @@ use super::DecoderConfig;
 use crate::Result;
 use crate::config::{Fields, rope, yarn};
 use crate::loader::Loader;
+use crate::words::counted;
 
 /// The eps of the norms inside the layer, whatever the config's own.
 const EPS: f32 = 1e-6;
@@ -61,7 +62,9 @@ impl LatentConfig {
     pub fn describe(&self, layers: usize) -> (String, String) {
         let Self { heads, rank, nope, pe, value_dim, .. } = self;
         let text = format!(
-            "{layers} layers, {heads} heads of {nope} + {pe} rotated, values of {value_dim}, latent of {rank}"
+            "{}, {} of {nope} + {pe} rotated, values of {value_dim}, latent of {rank}",
+            counted(layers, "layer"),
+            counted(*heads, "head")
         );
         ("latent attention".into(), text)
     }

@@ -9,6 +9,7 @@ use checkpoint::{Checkpoint, Dtype};
 use clap::Args;
 use cpu::Cpu;
 use engine::{Engine, bytes};
+use models::counted;
 
 use crate::error::Error;
 use crate::options::ModelArgs;
@@ -80,8 +81,9 @@ fn describe_weights(checkpoint: &Checkpoint, table: &mut Table) -> Result<(), Er
         kind.1 += checkpoint.tensor(name)?.bytes.len() as u64;
     }
     table.row("weights", bytes(checkpoint.total_bytes()));
+    let width = kinds.values().map(|(_, size)| bytes(*size).len()).max().unwrap_or(0);
     for (kind, (count, size)) in kinds {
-        table.row("", format!("{:>7}  {kind}, {count} tensors", bytes(size)));
+        table.row("", format!("{:>width$}  {kind}, {}", bytes(size), counted(count, "tensor")));
     }
     Ok(())
 }
@@ -114,7 +116,7 @@ fn describe_unused(unused: &[String], table: &mut Table) {
     };
     let list: Vec<String> =
         branches.iter().map(|(branch, n)| format!("{branch}.*: {n}{}", known(branch))).collect();
-    table.row("unused", format!("{} tensors: {}", unused.len(), list.join(", ")));
+    table.row("unused", format!("{}: {}", counted(unused.len(), "tensor"), list.join(", ")));
     for name in unused.iter().take(8) {
         table.row("", name);
     }
@@ -135,7 +137,11 @@ fn describe_running(engine: &Engine<Cpu>, table: &mut Table) {
     let context = engine.context();
     table.row(
         "here",
-        format!("a context of {context} tokens, with {} of caches", bytes(engine.state_bytes(context))),
+        format!(
+            "a context of {}, with {} of caches",
+            counted(context, "token"),
+            bytes(engine.state_bytes(context))
+        ),
     );
     let machine = engine.model().backend();
     let free =

@@ -53,21 +53,13 @@ pub fn ask<B: Backend>(
     path: &Path,
 ) -> Result<Option<Tally>, Error> {
     let items = read(path)?;
-    let mut progress = Progress::tokens(items.len() as u64);
+    let mut progress = Progress::questions(items.len() as u64);
     let mut tally = Tally::default();
     let mut sequence = engine.sequence()?;
     let mut sampler = Sampler::new(SamplingParams::greedy())?;
     for Item { kind, messages, answer, tools } in items {
-        let template = tokenizer.chat_template(tools.is_some())?;
-        let input = TemplateInput {
-            messages,
-            tools,
-            add_generation_prompt: true,
-            bos_token: tokenizer.bos_token().map(Into::into),
-            eos_token: tokenizer.eos_token().map(Into::into),
-            extra: serde_json::Map::new(),
-        };
-        let prompt = tokenizer.encode(&template.render(&input)?, false)?;
+        let input = TemplateInput { messages, tools, add_generation_prompt: true, ..Default::default() };
+        let prompt = tokenizer.encode(&tokenizer.render(input)?, false)?;
         let task =
             Task { prompt: &prompt, stable: 0, max_tokens: Some(LONGEST), end_ids: tokenizer.eos_ids() };
         let generated = engine.generate(&mut sequence, &task, &mut sampler, |_| Flow::Continue)?;

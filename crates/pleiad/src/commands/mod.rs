@@ -1,5 +1,6 @@
 //! One file per command.
 
+pub mod bench;
 pub mod eval;
 pub mod inspect;
 mod items;

@@ -9,9 +9,11 @@ use std::time::Instant;
 use checkpoint::Checkpoint;
 use clap::Args;
 use cpu::Cpu;
+use engine::bytes;
+use models::counted;
 
 use crate::error::Error;
-use crate::progress::{Progress, gigabytes};
+use crate::progress::Progress;
 use crate::quantize::{self, ModeChoice, Plan};
 use crate::source::find_folder;
 use crate::terminal;
@@ -68,27 +70,20 @@ pub fn run(args: &QuantizeArgs) -> Result<ExitCode, Error> {
     let files = quantize::companions(&args.src)?;
 
     let (before, after) = (plan.source_bytes(), plan.total_bytes());
-    eprintln!("{}: {} to {}", quantize::describe(layout), gigabytes(before), gigabytes(after));
+    eprintln!("{}: {} to {}", quantize::describe(layout), bytes(before), bytes(after));
     note_skipped(&plan);
     note_unused(&checkpoint);
     terminal::catch_interrupts();
     let mut progress = Progress::new(before);
-    let written = quantize::write(&args.dst, &config, &plan, &files, |bytes| progress.add(bytes));
+    quantize::write(&args.dst, &config, &plan, &files, |done| progress.add(done))?;
     drop(progress);
-    match written {
-        Err(error @ quantize::Error::Interrupted) => {
-            eprintln!("pleiad: {error}");
-            return Ok(ExitCode::from(130));
-        }
-        other => other?,
-    }
 
     // Nobody reading is no reason to fail: the checkpoint is there.
     let _ = writeln!(
         stdout(),
         "{} to {}, {:.2} bits per weight, in {:.1} s: {}",
-        gigabytes(before),
-        gigabytes(after),
+        bytes(before),
+        bytes(after),
         plan.bits_per_weight(),
         start.elapsed().as_secs_f64(),
         args.dst.display()
@@ -113,6 +108,9 @@ fn note_skipped(plan: &Plan) {
 fn note_unused(checkpoint: &Checkpoint) {
     let unused = checkpoint.unused();
     if let Some(first) = unused.first() {
-        eprintln!("left out: {} tensors that the text model does not use, like {first}", unused.len());
+        eprintln!(
+            "left out: {} that the text model does not use, like {first}",
+            counted(unused.len(), "tensor")
+        );
     }
 }

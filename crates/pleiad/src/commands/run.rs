@@ -10,6 +10,7 @@ use cpu::Cpu;
 use engine::{
     Engine, Flow, Sampler, SamplingParams, Sequence, Task, TemplateInput, Tokenizer, bytes, common_prefix,
 };
+use models::counted;
 use rustyline::error::ReadlineError;
 use serde_json::{Value, json};
 
@@ -148,7 +149,11 @@ impl RunArgs {
         match &self.state {
             Some(path) if path.exists() => {
                 let sequence = engine.load(path)?;
-                self.note(&format!("[{} tokens from {}]", sequence.tokens().len(), path.display()));
+                self.note(&format!(
+                    "[{} from {}]",
+                    counted(sequence.tokens().len(), "token"),
+                    path.display()
+                ));
                 Ok(sequence)
             }
             _ => Ok(engine.sequence()?),
@@ -266,7 +271,7 @@ fn talk(
     let Some(prompt) = args.text(prompt)? else { return chat(args, &mut talk) };
     let raw = args.raw || !talk.tokenizer.has_chat_template();
     let answer = if raw {
-        let ids = talk.encode(&prompt, true)?;
+        let ids = talk.tokenizer.encode(&prompt, true)?;
         talk.answer(&ids, ids.len(), false)?
     } else {
         if prompt.trim().is_empty() {
@@ -302,25 +307,23 @@ impl Conversation {
         if self.no_think {
             extra.insert("enable_thinking".into(), Value::Bool(false));
         }
-        let input = TemplateInput {
-            messages: self.messages.clone(),
-            tools: None,
+        let messages = self.messages.clone();
+        Ok(talk.tokenizer.render(TemplateInput {
+            messages,
             add_generation_prompt,
-            bos_token: talk.tokenizer.bos_token().map(Into::into),
-            eos_token: talk.tokenizer.eos_token().map(Into::into),
             extra,
-        };
-        Ok(talk.tokenizer.chat_template(false)?.render(&input)?)
+            ..Default::default()
+        })?)
     }
 
     /// Says `text` to the model and prints its answer; both become part of the conversation.
     fn ask<B: Backend>(&mut self, talk: &mut Talk<B>, text: &str) -> Result<crate::talk::Answer, Error> {
         self.messages.push(json!({"role": "user", "content": text}));
         let prompt = self.render(talk, true)?;
-        let ids = talk.encode(&prompt, false)?;
+        let ids = talk.tokenizer.encode(&prompt, false)?;
         // What the next turn will begin with too: everything before the words that open the answer.
         let stable = match self.render(talk, false) {
-            Ok(text) => common_prefix(&ids, &talk.encode(&text, false)?),
+            Ok(text) => common_prefix(&ids, &talk.tokenizer.encode(&text, false)?),
             Err(_) => 0,
         };
         let thinking = prompt.trim_end().ends_with("<think>");

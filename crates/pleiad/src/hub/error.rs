@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use crate::progress::gigabytes;
+use engine::bytes;
 
 /// `std::result::Result` with this module's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
@@ -133,7 +133,7 @@ pub enum Error {
         "{}: no space left on the disk, {} more of this file to come. What is there stays: free some space and \
          pull again, or set HF_HOME to a folder on another disk",
         path.display(),
-        gigabytes(*needed)
+        bytes(*needed)
     )]
     DiskFull {
         /// The file.

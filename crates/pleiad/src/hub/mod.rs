@@ -22,9 +22,11 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use engine::bytes;
+
 pub use error::Error;
 
-use crate::progress::{Progress, gigabytes};
+use crate::progress::Progress;
 use cache::{Cache, RepoCache};
 use client::{Client, Listing};
 use download::Download;
@@ -88,7 +90,7 @@ fn fetch(client: &Client, cache: &RepoCache, listing: &Listing) -> Result<()> {
         "{} at {}: {count} files, {}",
         client.repo(),
         &listing.commit[..listing.commit.len().min(10)],
-        gigabytes(total)
+        bytes(total)
     );
     let progress = Mutex::new(Progress::new(total));
     let download = Download { client, cache, commit: &listing.commit, progress: &progress };

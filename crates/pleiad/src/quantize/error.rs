@@ -2,7 +2,7 @@
 
 use std::{io::ErrorKind, path::PathBuf};
 
-use crate::progress::gigabytes;
+use engine::bytes;
 
 /// `std::result::Result` with this module's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
@@ -102,7 +102,7 @@ pub enum Error {
         "{}: no space left on the disk; the checkpoint takes {}, what was written is removed again. Free some space, \
          or take fewer bits",
         path.display(),
-        gigabytes(*needed)
+        bytes(*needed)
     )]
     DiskFull {
         /// Where it should have gone.

@@ -77,7 +77,7 @@ impl Plan {
             match loaded {
                 Loaded::Values { shape, values } => planner.values(path, shape, values),
                 Loaded::Matrix(weight) => planner.matrices(path, Matrices::new(weight, false, false))?,
-                Loaded::Stack(weight) => planner.matrices(path, Matrices::new(weight, true, false))?,
+                Loaded::Stack { weight, .. } => planner.matrices(path, Matrices::new(weight, true, false))?,
                 Loaded::Heads { weight, transposed } => {
                     planner.matrices(path, Matrices::new(weight, true, transposed))?;
                 }

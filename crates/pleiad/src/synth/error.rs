@@ -2,7 +2,7 @@
 
 use std::{io::ErrorKind, path::PathBuf};
 
-use crate::progress::gigabytes;
+use engine::bytes;
 
 /// `std::result::Result` with this module's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
@@ -44,7 +44,7 @@ pub enum Error {
         "{}: no space left on the disk; the checkpoint takes {}, what was written is removed again. Free some \
          space, or make fewer layers with --layers",
         path.display(),
-        gigabytes(*needed)
+        bytes(*needed)
     )]
     DiskFull {
         /// Where it should have gone.
@@ -52,6 +52,10 @@ pub enum Error {
         /// Bytes of the whole checkpoint.
         needed: u64,
     },
+
+    /// Ctrl-C.
+    #[error("interrupted; what was written is removed again")]
+    Interrupted,
 
     /// The folder cannot be written.
     #[error(transparent)]

@@ -21,9 +21,13 @@ use std::{
     time::Instant,
 };
 
-pub use error::Error;
+use engine::bytes;
 
-use crate::progress::{Progress, gigabytes};
+pub use error::Error;
+pub use presets::names;
+
+use crate::progress::Progress;
+use crate::terminal;
 use error::Result;
 
 /// Arguments of `pleiad synth`.
@@ -58,32 +62,31 @@ fn preset_help() -> String {
     format!("The shape to make: {}", presets::names().join(", "))
 }
 
-/// Makes the checkpoint: progress on the standard error stream, what was made on the standard output.
-pub fn run(args: &SynthArgs) -> Result<()> {
-    let start = Instant::now();
+/// Makes the checkpoint, with progress on the standard error stream, and returns its size.
+pub fn make(args: &SynthArgs) -> Result<u64> {
     let preset = presets::find(&args.preset)?;
     let layers = preset.layers(args.layers)?;
     let quant = presets::quantization(args.bits, args.group)?;
     let (config, plan) = preset.family.plan(layers, quant);
     let total = plan.total_bytes();
 
-    eprintln!(
-        "{}, {layers} of {} layers: {} of random weights",
-        preset.name,
-        preset.layers,
-        gigabytes(total)
-    );
+    eprintln!("{}, {layers} of {} layers: {} of random weights", preset.name, preset.layers, bytes(total));
+    terminal::catch_interrupts();
     let mut progress = Progress::new(total);
-    write::write(&args.dst, &config, plan, preset.files, args.seed, |bytes| progress.add(bytes))?;
-    drop(progress);
+    write::write(&args.dst, &config, plan, preset.files, args.seed, |done| progress.add(done))?;
+    Ok(total)
+}
 
-    let note = match preset.files.is_empty() {
+/// Makes the checkpoint: progress on the standard error stream, what was made on the standard output.
+pub fn run(args: &SynthArgs) -> Result<()> {
+    let start = Instant::now();
+    let total = make(args)?;
+    let note = match presets::find(&args.preset)?.files.is_empty() {
         true => "Its weights are random and it has no tokenizer: for measuring, not for talking to.",
         false => "Its weights are random: it runs like a model, but what it says means nothing.",
     };
     let seconds = start.elapsed().as_secs_f64();
     // Nobody reading is no reason to fail: the checkpoint is there.
-    let _ =
-        writeln!(stdout(), "{note}\nWrote {} in {seconds:.1} s: {}", gigabytes(total), args.dst.display());
+    let _ = writeln!(stdout(), "{note}\nWrote {} in {seconds:.1} s: {}", bytes(total), args.dst.display());
     Ok(())
 }

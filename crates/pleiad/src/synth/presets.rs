@@ -140,7 +140,7 @@ pub(super) fn find(name: &str) -> Result<&'static Preset> {
 }
 
 /// The names of all presets.
-pub(super) fn names() -> Vec<&'static str> {
+pub fn names() -> Vec<&'static str> {
     PRESETS.iter().map(|preset| preset.name).collect()
 }
 

@@ -11,6 +11,7 @@ use super::{
     presets::ExtraFile,
     random::Stream,
 };
+use crate::terminal;
 
 /// What mlx-lm makes of it too.
 const SHARD_BYTES: u64 = 5 << 30;
@@ -27,7 +28,10 @@ pub(super) fn write(
     progress: impl FnMut(u64),
 ) -> Result<()> {
     let needed = plan.total_bytes();
-    write_folder(dst, config, plan, files, seed, progress).map_err(|error| Error::writing(error, needed))
+    write_folder(dst, config, plan, files, seed, progress).map_err(|error| match error {
+        Error::Checkpoint(error) => Error::writing(error, needed),
+        other => other,
+    })
 }
 
 fn write_folder(
@@ -37,7 +41,7 @@ fn write_folder(
     files: &[ExtraFile],
     seed: u64,
     mut progress: impl FnMut(u64),
-) -> checkpoint::Result<()> {
+) -> Result<()> {
     let tensors = plan.into_tensors();
     let specs = tensors.iter().map(|tensor| tensor.spec.clone()).collect();
     let mut folder = FolderWriter::create(dst, config, specs, SHARD_BYTES)?;
@@ -52,11 +56,14 @@ fn write_folder(
         while at < size {
             let len = (size - at).min(BLOCK as u64);
             let block = &mut block[..len as usize];
+            if terminal::interrupted() {
+                return Err(Error::Interrupted);
+            }
             tensor.fill.write(stream, float, at, block);
             folder.write(block)?;
             progress(len);
             at += len;
         }
     }
-    folder.finish()
+    Ok(folder.finish()?)
 }

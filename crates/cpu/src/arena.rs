@@ -1,0 +1,166 @@
+//! Memory for activations, used again and again.
+//!
+//! The activations of a long prompt are tens of megabytes per operation. Fresh memory of that size comes from the system
+//! page by page and goes back as soon as it is dropped, which costs more than most operations. So buffers return to a
+//! list here when they are dropped and are handed out again, with whatever values they hold.
+
+use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::aligned::Aligned;
+
+/// Free buffers by their size.
+#[derive(Default)]
+struct Lists {
+    free: BTreeMap<usize, Vec<Aligned<f32>>>,
+    /// Values of all free buffers.
+    free_values: usize,
+    /// Values of all buffers in use.
+    used_values: usize,
+    /// The most that have been in use at once: no more than that is ever kept.
+    most_values: usize,
+}
+
+/// Where buffers come from and return to.
+#[derive(Default)]
+pub(crate) struct Arena(Mutex<Lists>);
+
+/// Size of a buffer for `len` values: rounded up to four sizes per power of two, so that lengths that differ a little
+/// share their buffers.
+fn size_for(len: usize) -> usize {
+    let len = len.max(64);
+    len.next_multiple_of(1 << (len.ilog2() - 2))
+}
+
+impl Arena {
+    fn lists(&self) -> MutexGuard<'_, Lists> {
+        // Counters and lists are never left half-changed by a panic.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A buffer of `len` values that nobody has set: what is in them is left over from earlier use.
+    pub fn take(self: &Arc<Self>, len: usize) -> Buffer {
+        let size = size_for(len);
+        let found = {
+            let mut lists = self.lists();
+            lists.used_values += size;
+            lists.most_values = lists.most_values.max(lists.used_values);
+            let found = lists.free.get_mut(&size).and_then(Vec::pop);
+            match found {
+                Some(_) => lists.free_values -= size,
+                None => lists.shrink(),
+            }
+            found
+        };
+        let mut values = found.unwrap_or_else(|| Aligned::zeros(size));
+        if cfg!(debug_assertions) {
+            // What is read before it is written must show in tests.
+            values.fill(f32::NAN);
+        }
+        Buffer { values, len, arena: self.clone() }
+    }
+
+    /// A buffer with these values.
+    pub fn copy(self: &Arc<Self>, values: &[f32]) -> Buffer {
+        let mut buffer = self.take(values.len());
+        buffer.copy_from_slice(values);
+        buffer
+    }
+
+    /// A buffer of zeros.
+    pub fn zeros(self: &Arc<Self>, len: usize) -> Buffer {
+        let mut buffer = self.take(len);
+        buffer.fill(0.0);
+        buffer
+    }
+}
+
+impl Lists {
+    /// Forgets free buffers, the largest first, until those that remain and those in use are no more than the most
+    /// that were ever in use.
+    fn shrink(&mut self) {
+        while self.free_values > 0 && self.used_values + self.free_values > self.most_values {
+            let Some(mut largest) = self.free.last_entry() else { return };
+            match largest.get_mut().pop() {
+                Some(values) => self.free_values -= values.len(),
+                None => drop(largest.remove()),
+            }
+        }
+    }
+}
+
+/// Values that return to their arena when dropped.
+pub(crate) struct Buffer {
+    values: Aligned<f32>,
+    len: usize,
+    arena: Arc<Arena>,
+}
+
+impl Buffer {
+    /// Another buffer with the same values.
+    pub fn duplicate(&self) -> Self {
+        self.arena.copy(self)
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        &self.values[..self.len]
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        &mut self.values[..self.len]
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let values = std::mem::replace(&mut self.values, Aligned::new());
+        let size = values.len();
+        let mut lists = self.arena.lists();
+        lists.used_values -= size;
+        lists.free_values += size;
+        lists.free.entry(size).or_default().push(values);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_come_back() {
+        let arena = Arc::new(Arena::default());
+        let a = arena.take(1000);
+        let place = a.as_ptr();
+        assert!(place.addr().is_multiple_of(64) && a.len() == 1000);
+        drop(a);
+        // A little shorter, and still the same memory.
+        assert_eq!(arena.take(990).as_ptr(), place);
+        assert_eq!(*arena.zeros(990), [0.0; 990]);
+        assert_eq!(*arena.copy(&[1.0, 2.0]).duplicate(), [1.0, 2.0]);
+        assert!(arena.take(0).is_empty());
+    }
+
+    #[test]
+    fn no_more_is_kept_than_was_in_use() {
+        let arena = Arc::new(Arena::default());
+        // One size after the other, never two at once.
+        for i in 1..50 {
+            drop(arena.take(i * 1000));
+        }
+        let lists = arena.lists();
+        assert_eq!(lists.used_values, 0);
+        assert_eq!(lists.most_values, size_for(49_000));
+        assert!(lists.free_values <= lists.most_values, "{} of {}", lists.free_values, lists.most_values);
+        assert_eq!(
+            lists.free_values,
+            lists.free.values().flatten().map(|values| values.len()).sum::<usize>()
+        );
+    }
+}

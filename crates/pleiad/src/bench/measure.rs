@@ -1,0 +1,255 @@
+//! The measuring itself: rounds of a prompt in one go and then token by token.
+
+use std::collections::BTreeMap;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use backend::{Backend, OperationTime};
+use engine::Engine;
+use models::{Logits, Request, State};
+
+use crate::error::Error;
+use crate::progress::Progress;
+use crate::terminal;
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct Work {
+    /// Tokens of the prompt.
+    pub prefill: usize,
+    /// Tokens after it, one at a time.
+    pub decode: usize,
+    /// Rounds that count.
+    pub repeat: usize,
+    /// Most tokens of a step.
+    pub chunk: usize,
+    /// Further lengths of the sequence before decoding begins, ascending.
+    pub contexts: Vec<usize>,
+}
+
+impl Work {
+    /// Tokens of the longest sequence.
+    pub fn longest(&self) -> usize {
+        self.prefill.max(self.contexts.last().copied().unwrap_or(0)) + self.decode
+    }
+
+    /// Tokens that run in all.
+    fn tokens(&self) -> usize {
+        let rounds = (self.repeat + 1) * (self.prefill + self.decode);
+        let contexts = self.contexts.len() * self.repeat * self.decode;
+        rounds + contexts + self.contexts.last().copied().unwrap_or(0)
+    }
+}
+
+/// Tokens per second of several rounds.
+#[derive(Clone, Debug, Default)]
+pub struct Speeds(Vec<f64>);
+
+impl Speeds {
+    fn add(&mut self, tokens: usize, time: Duration) {
+        self.0.push(tokens as f64 / time.as_secs_f64().max(1e-9));
+    }
+
+    /// The best round.
+    pub fn best(&self) -> f64 {
+        self.0.iter().copied().fold(0.0, f64::max)
+    }
+
+    /// The round in the middle, or between the two in the middle.
+    pub fn median(&self) -> f64 {
+        let mut sorted = self.0.clone();
+        sorted.sort_by(f64::total_cmp);
+        match sorted.len() {
+            0 => 0.0,
+            n => (sorted[(n - 1) / 2] + sorted[n / 2]) / 2.0,
+        }
+    }
+}
+
+/// Where the time of one kind of step went.
+#[derive(Clone, Debug, Default)]
+pub struct Profile {
+    /// Tokens that were run.
+    pub tokens: usize,
+    /// Steps they were run in.
+    pub steps: usize,
+    /// All of the time.
+    pub time: Duration,
+    operations: BTreeMap<&'static str, (u64, Duration)>,
+}
+
+impl Profile {
+    /// Adds what some steps took.
+    pub fn add(&mut self, tokens: usize, steps: usize, time: Duration, operations: Vec<OperationTime>) {
+        self.tokens += tokens;
+        self.steps += steps;
+        self.time += time;
+        for OperationTime { name, calls, time } in operations {
+            let sum = self.operations.entry(name).or_default();
+            *sum = (sum.0 + calls, sum.1 + time);
+        }
+    }
+
+    /// The operations, those that took longest first.
+    pub fn operations(&self) -> Vec<OperationTime> {
+        let all = self.operations.iter();
+        let mut all: Vec<_> =
+            all.map(|(&name, &(calls, time))| OperationTime { name, calls, time }).collect();
+        all.sort_by_key(|operation| std::cmp::Reverse(operation.time));
+        all
+    }
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Default)]
+pub struct Measured {
+    pub prefill: Speeds,
+    pub decode: Speeds,
+    /// Decoding at each of [`Work::contexts`].
+    pub contexts: Vec<(usize, Speeds)>,
+    pub prefill_profile: Profile,
+    pub decode_profile: Profile,
+}
+
+/// Pseudo-random tokens of the prompt: those at `range` in round `r`.
+fn prompt_ids(range: std::ops::Range<usize>, r: usize, vocabulary: usize) -> Vec<u32> {
+    range.map(|i| ((i as u64 * 7919 + r as u64) % vocabulary as u64) as u32).collect()
+}
+
+/// The `i`th token after the prompt in round `r`.
+fn decode_id(i: usize, r: usize, vocabulary: usize) -> u32 {
+    ((i as u64 * 104_729 + r as u64) % vocabulary as u64) as u32
+}
+
+/// A sequence under the clock.
+struct Runner<'a, B: Backend> {
+    engine: &'a Engine<B>,
+    work: &'a Work,
+    state: State<B>,
+}
+
+impl<B: Backend> Runner<'_, B> {
+    fn backend(&self) -> &B {
+        self.engine.model().backend()
+    }
+
+    fn begin(&mut self) -> Result<(), Error> {
+        self.state = self.engine.model().state(self.engine.cache())?;
+        Ok(())
+    }
+
+    /// Runs some tokens; wanted logits are read, and nobody looks at them.
+    fn step(&mut self, tokens: &[u32], logits: Logits) -> Result<(), Error> {
+        if terminal::interrupted() {
+            return Err(Error::Interrupted);
+        }
+        let model = self.engine.model();
+        let request = Request { tokens, state: &mut self.state, logits };
+        if let Some(rows) = model.step(&mut [request])? {
+            black_box(model.backend().read(&rows)?);
+        }
+        Ok(())
+    }
+
+    /// Runs a prompt, in one step if the chunk allows, up to the logits of its last token; returns the steps and the
+    /// time.
+    fn prefill(&mut self, ids: &[u32]) -> Result<(usize, Duration), Error> {
+        let started = Instant::now();
+        let steps = ids.len().div_ceil(self.work.chunk);
+        for (i, chunk) in ids.chunks(self.work.chunk).enumerate() {
+            self.step(chunk, if i + 1 == steps { Logits::Last } else { Logits::None })?;
+        }
+        Ok((steps, started.elapsed()))
+    }
+
+    /// Runs the tokens of round `r` one at a time.
+    fn decode(&mut self, r: usize) -> Result<Duration, Error> {
+        let vocabulary = self.engine.model().summary().vocabulary;
+        let started = Instant::now();
+        for i in 0..self.work.decode {
+            self.step(&[decode_id(i, r, vocabulary)], Logits::Last)?;
+        }
+        Ok(started.elapsed())
+    }
+
+    /// Lengthens the sequence to `len` tokens.
+    fn fill(&mut self, len: usize) -> Result<(), Error> {
+        let vocabulary = self.engine.model().summary().vocabulary;
+        let missing = prompt_ids(self.state.len()..len, 0, vocabulary);
+        missing.chunks(self.work.chunk).try_for_each(|chunk| self.step(chunk, Logits::None))
+    }
+}
+
+/// Runs everything, after one round that does not count. A round that is interrupted ends all.
+pub fn measure<B: Backend>(engine: &Engine<B>, work: &Work) -> Result<Measured, Error> {
+    let mut progress = Progress::tokens(work.tokens() as u64);
+    let vocabulary = engine.model().summary().vocabulary;
+    let state = engine.model().state(engine.cache())?;
+    let mut runner = Runner { engine, work, state };
+    let mut measured = Measured::default();
+
+    for r in 0..=work.repeat {
+        runner.begin()?;
+        let ids = prompt_ids(0..work.prefill, r, vocabulary);
+        runner.backend().take_profile();
+        let (steps, time) = runner.prefill(&ids)?;
+        let operations = runner.backend().take_profile();
+        if r > 0 {
+            measured.prefill.add(work.prefill, time);
+            measured.prefill_profile.add(work.prefill, steps, time, operations);
+        }
+        progress.add(work.prefill as u64);
+
+        let time = runner.decode(r)?;
+        let operations = runner.backend().take_profile();
+        if r > 0 {
+            measured.decode.add(work.decode, time);
+            measured.decode_profile.add(work.decode, work.decode, time, operations);
+        }
+        progress.add(work.decode as u64);
+    }
+
+    // One sequence that grows; every round goes back to where the context ends.
+    runner.begin()?;
+    for &context in &work.contexts {
+        let before = runner.state.len();
+        runner.fill(context)?;
+        progress.add((context - before) as u64);
+        let here = runner.state.snapshot(runner.backend())?;
+        let mut speeds = Speeds::default();
+        for r in 1..=work.repeat {
+            speeds.add(work.decode, runner.decode(r)?);
+            progress.add(work.decode as u64);
+            if !runner.state.restore(engine.model().backend(), &here)? {
+                // A sliding window has forgotten what it would need.
+                runner.begin()?;
+                runner.fill(context)?;
+            }
+        }
+        measured.contexts.push((context, speeds));
+    }
+    Ok(measured)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn best_and_median() {
+        let speeds = |values: &[f64]| Speeds(values.to_vec());
+        assert_eq!((speeds(&[3.0, 1.0, 2.0]).best(), speeds(&[3.0, 1.0, 2.0]).median()), (3.0, 2.0));
+        assert_eq!(speeds(&[4.0, 1.0, 2.0, 3.0]).median(), 2.5);
+        assert_eq!((speeds(&[]).best(), speeds(&[]).median()), (0.0, 0.0));
+    }
+
+    #[test]
+    fn profiles_add_up() {
+        let operation = |name, calls, ms| OperationTime { name, calls, time: Duration::from_millis(ms) };
+        let mut profile = Profile::default();
+        profile.add(4, 4, Duration::from_millis(20), vec![operation("a", 1, 5), operation("b", 2, 6)]);
+        profile.add(4, 4, Duration::from_millis(20), vec![operation("a", 1, 5)]);
+        assert_eq!(profile.operations(), [operation("a", 2, 10), operation("b", 2, 6)]);
+        assert_eq!((profile.tokens, profile.time), (8, Duration::from_millis(40)));
+    }
+}

@@ -1,0 +1,223 @@
+//! What was found, for people and for programs.
+
+use std::io::{self, Write};
+
+use engine::bytes;
+use models::Traffic;
+use serde_json::{Value, json};
+
+use super::Bandwidth;
+use super::measure::{Measured, Profile, Speeds, Work};
+
+/// Everything there is to say.
+pub struct Report {
+    /// Name of the model.
+    pub model: String,
+    pub family: String,
+    /// Bytes of the whole checkpoint.
+    pub weights: u64,
+    pub backend: String,
+    pub threads: usize,
+    pub numerics: String,
+    pub work: Work,
+    pub measured: Measured,
+    pub traffic: Traffic,
+    pub bandwidth: Bandwidth,
+    /// From the folder to a model that can run.
+    pub open_seconds: f64,
+    pub peak_memory: Option<u64>,
+    /// Whether to tell where the time went.
+    pub profiled: bool,
+}
+
+fn round(value: f64, digits: i32) -> f64 {
+    let scale = 10f64.powi(digits);
+    (value * scale).round() / scale
+}
+
+impl Report {
+    /// Tokens per second if weights came as fast as the memory can give them and nothing else took time.
+    pub fn limit(&self) -> f64 {
+        self.bandwidth.all_threads / (self.traffic.total() as f64).max(1.0)
+    }
+
+    /// The share of [`Report::limit`] that decoding reached.
+    pub fn share(&self) -> f64 {
+        self.measured.decode.best() / self.limit().max(1e-9)
+    }
+
+    /// Speeds of decoding by context, ascending: behind the prompt, and wherever else was asked for.
+    pub fn curve(&self) -> Vec<(usize, &Speeds)> {
+        let others = self.measured.contexts.iter().map(|(context, speeds)| (*context, speeds));
+        let mut curve: Vec<_> = others.chain([(self.work.prefill, &self.measured.decode)]).collect();
+        curve.sort_by_key(|(context, _)| *context);
+        curve
+    }
+
+    /// One object: its `prefill` and `decode` are those that llama_bench.py prints.
+    pub fn json(&self) -> Value {
+        let speeds = |s: &Speeds| (round(s.best(), 2), round(s.median(), 2));
+        let speed = |tokens: usize, s: &Speeds| {
+            let (best, median) = speeds(s);
+            json!({"tokens": tokens, "best": best, "median": median})
+        };
+        let context = |(context, s): (usize, &Speeds)| {
+            let (best, median) = speeds(s);
+            json!({"context": context, "best": best, "median": median})
+        };
+        let Traffic { attention, experts, dense, head } = self.traffic;
+        let mut profile = Vec::new();
+        if self.profiled {
+            profile.extend(profile_json("prefill", &self.measured.prefill_profile));
+            profile.extend(profile_json("decode", &self.measured.decode_profile));
+        }
+        json!({
+            "engine": concat!("pleiad ", env!("CARGO_PKG_VERSION")),
+            "model": self.model,
+            "backend": self.backend,
+            "threads": self.threads,
+            "numerics": self.numerics,
+            "prefill": speed(self.work.prefill, &self.measured.prefill),
+            "decode": speed(self.work.decode, &self.measured.decode),
+            "contexts": self.curve().into_iter().map(context).collect::<Vec<_>>(),
+            "weight_bytes_per_token": self.traffic.total(),
+            "weight_bytes_by_part": {"attention": attention, "experts": experts, "dense": dense, "head": head},
+            "bandwidth": self.bandwidth.all_threads as u64,
+            "bandwidth_one_thread": self.bandwidth.one_thread as u64,
+            "share_of_limit": round(self.share(), 4),
+            "open_seconds": round(self.open_seconds, 4),
+            "peak_memory": self.peak_memory,
+            "profile": profile,
+        })
+    }
+
+    /// A table.
+    pub fn print(&self, out: &mut impl Write) -> io::Result<()> {
+        writeln!(out, "model      {} ({}, {})", self.model, self.family, bytes(self.weights))?;
+        writeln!(out, "machine    {}", self.backend)?;
+        writeln!(out, "opened     in {:.3} s\n", self.open_seconds)?;
+        self.print_speeds(out)?;
+
+        let Traffic { attention, experts, dense, head } = self.traffic;
+        let parts = [("attention", attention), ("experts", experts), ("dense", dense), ("head", head)];
+        let parts: Vec<String> = parts.map(|(name, n)| format!("{name} {}", bytes(n))).into();
+        writeln!(out, "\nweights    {} per token: {}", bytes(self.traffic.total()), parts.join(", "))?;
+        let Bandwidth { one_thread, all_threads } = self.bandwidth;
+        let others = match self.threads {
+            1 => String::new(),
+            threads => format!(", {}/s with {threads}", bytes(all_threads as u64)),
+        };
+        writeln!(out, "bandwidth  {}/s with 1 thread{others}", bytes(one_thread as u64))?;
+        // Where weights need not come from memory at all, its speed is no limit.
+        let cached = if self.share() > 1.0 { " (they stay in the processor's cache)" } else { "" };
+        writeln!(
+            out,
+            "limit      {:.1} tokens/s if reading weights were all; decode has {:.0}% of it{cached}",
+            self.limit(),
+            100.0 * self.share()
+        )?;
+        if let Some(peak) = self.peak_memory {
+            writeln!(out, "memory     {} at most, with the pages of weights that were read", bytes(peak))?;
+        }
+        if self.profiled {
+            print_profile(out, "prefill", &self.measured.prefill_profile)?;
+            print_profile(out, "decode", &self.measured.decode_profile)?;
+        }
+        Ok(())
+    }
+
+    fn print_speeds(&self, out: &mut impl Write) -> io::Result<()> {
+        writeln!(out, "{:9} {:>8} {:>7}  {:>21}", "", "", "", "tokens/s")?;
+        writeln!(
+            out,
+            "{:9} {:>8} {:>7}  {:>10} {:>10}  {:>9}  {:>8}",
+            "", "context", "tokens", "best", "median", "ms/token", "of limit"
+        )?;
+        let Work { prefill, decode, .. } = self.work;
+        let line = |name: &str, context: usize, tokens: usize, speeds: &Speeds| {
+            let (best, median) = (speeds.best(), speeds.median());
+            let ms = 1000.0 / best.max(1e-9);
+            format!("{name:9} {context:>8} {tokens:>7}  {best:>10.2} {median:>10.2}  {ms:>9.3}")
+        };
+        writeln!(out, "{}", line("prefill", 0, prefill, &self.measured.prefill))?;
+        for (context, speeds) in self.curve() {
+            let share = 100.0 * speeds.best() / self.limit().max(1e-9);
+            writeln!(out, "{}  {share:>7.0}%", line("decode", context, decode, speeds))?;
+        }
+        Ok(())
+    }
+}
+
+/// One operation's part of a profile.
+struct Row {
+    name: &'static str,
+    calls_per_step: f64,
+    ms_per_token: f64,
+    share: f64,
+}
+
+/// The operations and, last, what is left of the time.
+fn rows(profile: &Profile) -> Vec<Row> {
+    let (steps, tokens) = (profile.steps.max(1) as f64, profile.tokens.max(1) as f64);
+    let total = profile.time.as_secs_f64().max(1e-9);
+    let row = |name, calls: u64, seconds: f64| Row {
+        name,
+        calls_per_step: calls as f64 / steps,
+        ms_per_token: 1000.0 * seconds / tokens,
+        share: seconds / total,
+    };
+    let operations = profile.operations();
+    let inside: f64 = operations.iter().map(|o| o.time.as_secs_f64()).sum();
+    let mut rows: Vec<Row> = operations.iter().map(|o| row(o.name, o.calls, o.time.as_secs_f64())).collect();
+    if !rows.is_empty() {
+        rows.push(row("(between)", 0, (total - inside).max(0.0)));
+    }
+    rows
+}
+
+fn profile_json(phase: &str, profile: &Profile) -> Vec<Value> {
+    let row = |row: Row| {
+        json!({
+            "phase": phase,
+            "operation": row.name,
+            "calls_per_step": round(row.calls_per_step, 2),
+            "ms_per_token": round(row.ms_per_token, 6),
+            "share": round(row.share, 4),
+        })
+    };
+    rows(profile).into_iter().map(row).collect()
+}
+
+fn print_profile(out: &mut impl Write, phase: &str, profile: &Profile) -> io::Result<()> {
+    let rows = rows(profile);
+    if rows.is_empty() {
+        return writeln!(out, "\n{phase}: this machine does not measure its operations");
+    }
+    writeln!(out, "\n{phase:24} {:>10}  {:>9}  {:>6}", "calls/step", "ms/token", "share")?;
+    for Row { name, calls_per_step, ms_per_token, share } in rows {
+        writeln!(out, "{name:24} {calls_per_step:>10.1}  {ms_per_token:>9.4}  {:>5.1}%", 100.0 * share)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use backend::OperationTime;
+
+    use super::*;
+
+    #[test]
+    fn a_profile_accounts_for_all_of_the_time() {
+        let mut profile = Profile::default();
+        assert!(rows(&profile).is_empty());
+        let operation = |name, ms| OperationTime { name, calls: 8, time: Duration::from_millis(ms) };
+        profile.add(4, 2, Duration::from_millis(20), vec![operation("small", 5), operation("large", 10)]);
+        let rows = rows(&profile);
+        let names: Vec<&str> = rows.iter().map(|row| row.name).collect();
+        assert_eq!(names, ["large", "small", "(between)"]);
+        assert_eq!((rows[0].calls_per_step, rows[0].ms_per_token, rows[0].share), (4.0, 2.5, 0.5));
+        assert!((rows.iter().map(|row| row.share).sum::<f64>() - 1.0).abs() < 1e-9);
+    }
+}
