@@ -1,8 +1,10 @@
 //! Memory that begins at a cache line, so that vectors of values do not lie across two of them.
 
-use std::collections::TryReserveError;
+use std::io;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
+
+use memmap2::MmapMut;
 
 /// A cache line.
 #[derive(Clone, Copy)]
@@ -20,32 +22,80 @@ unsafe impl Number for f32 {}
 // SAFETY: two bytes, any pattern.
 unsafe impl Number for half::f16 {}
 
+/// From so many bytes on memory comes from the system in large pages, where it has them: states and long caches are read from
+/// end to end for every token.
+const LARGE: usize = 2 << 20;
+
+/// Where the numbers are.
+enum Memory {
+    Lines(Vec<Line>),
+    Pages(MmapMut),
+}
+
+impl Memory {
+    /// Zeros.
+    fn zeros(bytes: usize) -> io::Result<Self> {
+        if bytes < LARGE {
+            return Ok(Memory::Lines(vec![Line([0; 64]); bytes.div_ceil(64)]));
+        }
+        let pages = MmapMut::map_anon(bytes.next_multiple_of(LARGE))?;
+        // A refusal changes nothing but the speed.
+        #[cfg(target_os = "linux")]
+        let _ = pages.advise(memmap2::Advice::HugePage);
+        Ok(Memory::Pages(pages))
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Memory::Lines(lines) => lines.len() * 64,
+            Memory::Pages(pages) => pages.len(),
+        }
+    }
+
+    fn start(&self) -> *const u8 {
+        match self {
+            Memory::Lines(lines) => lines.as_ptr().cast(),
+            Memory::Pages(pages) => pages.as_ptr(),
+        }
+    }
+
+    fn start_mut(&mut self) -> *mut u8 {
+        match self {
+            Memory::Lines(lines) => lines.as_mut_ptr().cast(),
+            Memory::Pages(pages) => pages.as_mut_ptr(),
+        }
+    }
+}
+
 /// A vector that begins at a cache line.
 pub(crate) struct Aligned<T> {
-    lines: Vec<Line>,
+    memory: Memory,
     len: usize,
     number: PhantomData<T>,
 }
 
 impl<T: Number> Aligned<T> {
     pub const fn new() -> Self {
-        Self { lines: Vec::new(), len: 0, number: PhantomData }
+        Self { memory: Memory::Lines(Vec::new()), len: 0, number: PhantomData }
     }
 
     /// Zeros.
+    ///
+    /// # Panics
+    /// If there is no memory.
     pub fn zeros(len: usize) -> Self {
-        Self { lines: vec![Line([0; 64]); Self::lines(len)], len, number: PhantomData }
+        let memory = Memory::zeros(len * size_of::<T>());
+        Self { memory: memory.expect("memory for activations"), len, number: PhantomData }
     }
 
-    const fn lines(len: usize) -> usize {
-        len.div_ceil(64 / size_of::<T>())
-    }
-
-    /// Makes it longer, with zeros.
-    pub fn grow(&mut self, len: usize) -> Result<(), TryReserveError> {
-        let lines = Self::lines(len);
-        self.lines.try_reserve(lines.saturating_sub(self.lines.len()))?;
-        self.lines.resize(lines.max(self.lines.len()), Line([0; 64]));
+    /// Makes it longer, with zeros; room for as much again comes with it.
+    pub fn grow(&mut self, len: usize) -> io::Result<()> {
+        if len * size_of::<T>() > self.memory.bytes() {
+            let room = len.max(2 * self.len);
+            let mut longer = Self { memory: Memory::zeros(room * size_of::<T>())?, len, number: PhantomData };
+            longer[..self.len].copy_from_slice(self);
+            *self = longer;
+        }
         self.len = self.len.max(len);
         Ok(())
     }
@@ -55,15 +105,15 @@ impl<T: Number> Deref for Aligned<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: the lines hold `len` numbers, and whatever their bytes are, they are numbers.
-        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len) }
+        // SAFETY: the memory holds `len` numbers, and whatever their bytes are, they are numbers.
+        unsafe { std::slice::from_raw_parts(self.memory.start().cast(), self.len) }
     }
 }
 
 impl<T: Number> DerefMut for Aligned<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         // SAFETY: as above, and borrowed exclusively.
-        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.memory.start_mut().cast(), self.len) }
     }
 }
 
@@ -87,5 +137,10 @@ mod tests {
                 .all(|(i, v)| *v == if i < 5 { half::f16::ONE } else { half::f16::ZERO })
         );
         assert_eq!(*Aligned::<f32>::zeros(3), [0.0; 3]);
+        // Into large pages.
+        values.grow(LARGE).unwrap();
+        assert!(
+            values[..5].iter().all(|v| *v == half::f16::ONE) && values[5..].iter().all(|v| v.to_bits() == 0)
+        );
     }
 }

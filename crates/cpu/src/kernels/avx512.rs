@@ -266,14 +266,20 @@ unsafe fn rows_of<const PACKING: usize>(
 ) {
     let end = w.codes.as_ptr().wrapping_add((first + y.len()) * w.row_bytes());
     let stream = Stream { end, next: if next.is_empty() { end } else { next.as_ptr() } };
+    // Lane `l` of a register of codes belongs to this group, counted from the register's first.
+    let lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    let group_of = _mm512_srl_epi32(
+        _mm512_mullo_epi32(lanes, _mm512_set1_epi32(4 * planes(PACKING) as i32)),
+        _mm_cvtsi32_si128(w.group.trailing_zeros() as i32),
+    );
     let (fours, rest) = y.as_chunks_mut::<4>();
     for (i, y) in fours.iter_mut().enumerate() {
         // SAFETY: as for this function.
-        *y = unsafe { some_rows::<PACKING, 4>(w, first + 4 * i, x, t, stream) };
+        *y = unsafe { some_rows::<PACKING, 4>(w, first + 4 * i, x, t, group_of, stream) };
     }
     for (i, y) in rest.iter_mut().enumerate() {
         // SAFETY: as for this function.
-        [*y] = unsafe { some_rows::<PACKING, 1>(w, first + 4 * fours.len() + i, x, t, stream) };
+        [*y] = unsafe { some_rows::<PACKING, 1>(w, first + 4 * fours.len() + i, x, t, group_of, stream) };
     }
 }
 
@@ -295,6 +301,7 @@ unsafe fn some_rows<const PACKING: usize, const ROWS: usize>(
     first: usize,
     x: &Rounded,
     t: usize,
+    group_of: __m512i,
     stream: Stream,
 ) -> [f32; ROWS] {
     let groups = w.groups();
@@ -302,12 +309,6 @@ unsafe fn some_rows<const PACKING: usize, const ROWS: usize>(
     let elements = 64 * planes(PACKING);
     // Groups are powers of two; dividing by their size would cost as much as the rest of a step.
     let shift = w.group.trailing_zeros();
-    // Lane `l` of a register of codes belongs to this group, counted from the register's first.
-    let lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    let group_of = _mm512_srl_epi32(
-        _mm512_mullo_epi32(lanes, _mm512_set1_epi32(elements as i32 / 16)),
-        _mm_cvtsi32_si128(shift as i32),
-    );
     // SAFETY: all reads of codes, scales and biases are inside rows `first..first + ROWS`, by masks at their ends;
     // activations and sums are padded to what is read; prefetches may point anywhere.
     unsafe {

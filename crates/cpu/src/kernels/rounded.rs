@@ -9,9 +9,11 @@
 //! in the set's file knows it.
 
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 
 use super::codes::{Codes, Packing};
 use super::{Set, scalar};
+use crate::arena::{Arena, Buffer};
 use crate::vector::{LANES, vectorised};
 
 /// Largest whole number.
@@ -32,26 +34,22 @@ impl Form {
     }
 }
 
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([i8; 64]);
+/// A buffer of bytes.
+pub(crate) struct Bytes(Buffer);
 
-/// Bytes in whole cache lines: a register that lies across two takes twice as long to load.
-pub(crate) struct Lines(Vec<Line>);
-
-impl Deref for Lines {
+impl Deref for Bytes {
     type Target = [i8];
 
     fn deref(&self) -> &[i8] {
-        // SAFETY: lines are arrays of bytes without padding.
-        unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), self.0.len() * 64) }
+        // SAFETY: a float is four bytes.
+        unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), size_of_val(&*self.0)) }
     }
 }
 
-impl DerefMut for Lines {
+impl DerefMut for Bytes {
     fn deref_mut(&mut self) -> &mut [i8] {
-        // SAFETY: as above.
-        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len() * 64) }
+        // SAFETY: a float is four bytes, and any four bytes are a float.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), size_of_val(&*self.0)) }
     }
 }
 
@@ -62,7 +60,7 @@ pub(crate) struct Rounded {
     /// Bytes of a token in `data`.
     pub stride: usize,
     /// Arranged numbers, padded with zeros to what the kernels read.
-    pub data: Lines,
+    pub data: Bytes,
     /// One per token.
     pub scales: Vec<f32>,
     /// The sum of the whole numbers of each group, `[token][groups + padding]`.
@@ -76,15 +74,15 @@ const PADDING: usize = 256;
 const SUM_PADDING: usize = LANES;
 
 impl Rounded {
-    /// Room for `n` tokens of `cols` values.
-    pub fn new(form: Form, cols: usize, n: usize) -> Self {
+    /// Room for `n` tokens of `cols` values, which [`TokenPart::fill`] writes, the padding too.
+    pub fn new(arena: &Arc<Arena>, form: Form, cols: usize, n: usize) -> Self {
         let stride = 2 * cols.next_multiple_of(PADDING);
         let sums = n * Self::sum_stride_of(form, cols);
         Self {
             form,
             cols,
             stride,
-            data: Lines(vec![Line([0; 64]); n * stride / 64]),
+            data: Bytes(arena.take(n * stride / size_of::<f32>())),
             scales: vec![0.0; n],
             sums: vec![0.0; sums],
         }

@@ -15,8 +15,9 @@ use crate::kernels::PANEL;
 use crate::pool::Parts;
 use crate::weights::Experts;
 
-/// Rows that a task of the second job takes of every expert when tokens are few.
-const FEW_ROWS: usize = 128;
+/// Rows that a task of the second job takes of every expert when tokens are few, at least and at most: long streams, but work for
+/// all threads.
+const FEW_ROWS: (usize, usize) = (32, 256);
 
 /// An expert that is used, with the slots (token * top_k + k) that use it.
 struct Used {
@@ -88,7 +89,8 @@ fn down(
     let parts = Parts::new(y);
     let tokens = routes.tokens();
     // Long pieces for few tokens, which wait for memory; panels for many.
-    let step = if groups.iter().any(|group| group.tokens.len() >= MANY) { PANEL } else { FEW_ROWS };
+    let few = || (d / (4 * machine.pool.threads())).next_multiple_of(4).clamp(FEW_ROWS.0, FEW_ROWS.1);
+    let step = if groups.iter().any(|group| group.tokens.len() >= MANY) { PANEL } else { few() };
     let rows_of = |i: usize| (i * step, step.min(d - i * step));
     machine.pool.run(d.div_ceil(step), |i| {
         let (first, count) = rows_of(i);

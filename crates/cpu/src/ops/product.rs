@@ -124,7 +124,7 @@ fn round(machine: &Machine, x: &[f32], cols: usize, form: Form) -> Rounded {
     /// Tokens per task.
     const TOKENS: usize = 8;
     let n = x.len() / cols;
-    let mut rounded = Rounded::new(form, cols, n);
+    let mut rounded = Rounded::new(&machine.arena, form, cols, n);
     let mut parts: Vec<_> = rounded.parts().zip(x.chunks_exact(cols)).map(Some).collect();
     machine.pool.pieces(&mut parts, TOKENS, |_, parts| {
         let mut numbers = Vec::new();

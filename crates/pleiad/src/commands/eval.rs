@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::items;
 use crate::error::Error;
-use crate::options::{ModelArgs, parse_ids};
+use crate::options::{ModelArgs, NumericsChoice, parse_ids};
 use crate::progress::Progress;
 use crate::source::Source;
 use crate::terminal;
@@ -49,9 +49,13 @@ pub struct EvalArgs {
     #[arg(long, value_name = "OTHER", value_parser = Source::find)]
     against: Option<Source>,
 
+    /// Numerics of the reference [default: as --numerics]; without --against the reference is MODEL itself
+    #[arg(long, value_enum, value_name = "NUMERICS")]
+    against_numerics: Option<NumericsChoice>,
+
     /// Instead of a text: questions with exact answers, a line of JSON each, with `kind`, `messages` and `answer`; how many
     /// the model gets right, greedily and through its chat template
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "ids", "against"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "ids", "against", "against_numerics"])]
     items: Option<PathBuf>,
 
     /// Print one JSON object
@@ -274,7 +278,8 @@ pub fn run(args: EvalArgs) -> Result<ExitCode, Error> {
     }
     let window = args.model.machine.context.unwrap_or(WINDOW);
     let task = args.task(window as usize)?;
-    let EvalArgs { model: mut model_args, against, json, .. } = args;
+    let EvalArgs { model: mut model_args, against, against_numerics, json, .. } = args;
+    let against = against.or_else(|| against_numerics.map(|_| model_args.model.clone()));
     model_args.machine.context = Some(window);
     let mut model = Side::open(&model_args)?;
     model.check(&task.windows)?;
@@ -282,8 +287,9 @@ pub fn run(args: EvalArgs) -> Result<ExitCode, Error> {
     let mut reference = match &against {
         None => None,
         Some(other) => {
-            // The same machine and numerics, another folder.
+            // The same machine, another folder or other numerics.
             model_args.model = other.clone();
+            model_args.machine.numerics = against_numerics.unwrap_or(model_args.machine.numerics);
             let side = Side::open(&model_args)?;
             if side.vocabulary() != model.vocabulary() {
                 return Err(Error::Usage(format!(
