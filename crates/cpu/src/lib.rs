@@ -1,8 +1,8 @@
-//! The CPU backend: plain loops over memory-mapped weights.
+//! The CPU backend.
 //!
-//! `ops` holds one function per operation on slices, threaded over independent outputs so that results do not depend
-//! on the number of threads. `backend` checks shapes and calls them. Every product of a matrix row with a token is
-//! summed in the same order whatever the size of the batch, so one long prompt and token by token give the same bits.
+//! `backend` checks shapes and calls `ops`: one function per operation on slices, threaded over independent outputs, so that
+//! results do not depend on the number of threads. `kernels` are integer products with quantised weights, one file per
+//! instruction set; everything else is plain loops that `vector` compiles once per set. `pool` runs tasks, `arena` lends memory.
 
 mod aligned;
 mod arena;

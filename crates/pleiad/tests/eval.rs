@@ -145,3 +145,23 @@ fn what_cannot_be_scored_is_said() {
     refused(&[path(&model), "--ids", "5,6", "--against", path(&other)], &["256", "160", "vocabulary"]);
     refused(&[path(&model), "--ids", "5,6", "--against", path(&at("none"))], &["none"]);
 }
+
+/// On real text, with real routing: fast numerics must not be worse than a hair.
+#[test]
+fn fast_numerics_are_as_good_on_the_model_in_the_box() {
+    let texts = fs::read_to_string(fixture("../box/eval/text.jsonl")).unwrap();
+    let texts = texts.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    // Some of every source.
+    let text: String =
+        texts.map(|text| text["text"].as_str().unwrap().chars().take(150).collect::<String>()).collect();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("text.txt");
+    fs::write(&file, text).unwrap();
+    let report = eval(&["box", "--text", path(&file), "--against-numerics", "exact"]);
+    let number = |name: &str, field: &str| report[name][field].as_f64().unwrap();
+    let ratio = number("model", "perplexity") / number("reference", "perplexity");
+    assert!((ratio - 1.0).abs() < 1e-3, "perplexity changes by a factor of {ratio}");
+    let divergence = report["kl_mean"].as_f64().unwrap();
+    assert!(divergence > 0.0 && divergence < 1e-3, "divergence {divergence}");
+    assert!(report["tokens_scored"].as_u64().unwrap() > 1000);
+}
