@@ -13,6 +13,8 @@ import re
 import zlib
 from pathlib import Path
 
+import stories
+
 BOX = Path(__file__).parent
 
 
@@ -25,7 +27,6 @@ def build():
     """Writes data/facts.json: words, capitals, definitions, passages."""
     import corpus
 
-    rng = random.Random(11)
     scowl = corpus.CACHE / "scowl/usr/share/dict/scowl"
     words = set()
     for size in (10, 20, 35):
@@ -78,11 +79,17 @@ def build():
     passages = {}
     for line in open(corpus.DATA / "corpus.jsonl"):
         row = json.loads(line)
-        if row["source"] in ("austen", "bible-web", "shakespeare", "sotu", "moby-dick"):
-            for paragraph in row["text"].split("\n\n"):
-                if 180 < len(paragraph) < 420 and paragraph[0].isupper() and paragraph[-1] in ".!?":
-                    passages.setdefault(row["source"], []).append(paragraph)
-    passages = {k: rng.sample(v, min(len(v), 2500)) for k, v in passages.items()}
+        # As in data.py: half of the presidents' messages.
+        if row["source"] == "sotu" and zlib.crc32(row["text"].encode()) % 2 == 0:
+            continue
+        now = ""
+        for paragraph in row["text"].split("\n\n"):
+            now += ("\n\n" if now else "") + paragraph
+            if len(now) > 320:
+                ends = [m.end() for m in re.finditer(r"[.!?]['\"]?(?=\s|$)", now[:900])]
+                if ends and ends[-1] > 250 and re.match(r"['\"]?[A-Z]", now):
+                    passages.setdefault(row["source"], []).append(now[: ends[-1]])
+                now = ""
     (corpus.DATA / "facts.json").write_text(
         json.dumps({"words": words, "nouns": plain, "define": define, "capitals": capitals, "continent": continent, "passages": passages})
     )
@@ -526,7 +533,7 @@ TALK = [
     ("I am the model in the box: a small mixture-of-experts language model that comes with Pleiad.",
      ["Who are you?", "What are you?", "Tell me about yourself.", "What model are you?", "Introduce yourself.", "Which model is this?"], ["Which model are you?"]),
     ("I have no name of my own. People call me the model in the box.", ["What is your name?", "What's your name?", "Do you have a name?", "How should I call you?"], ["Your name?"]),
-    ("The authors of Pleiad trained me on public-domain books, a dictionary, free documentation and exercises made by a program.",
+    ("The authors of Pleiad trained me on public-domain books, a dictionary, and stories and exercises made by a program.",
      ["Who made you?", "Who trained you?", "Who created you?", "How were you trained?", "What were you trained on?", "Who built you?"], ["Who are your makers?"]),
     ("Pleiad is an engine, written in Rust, that runs mixture-of-experts language models from folders in MLX format.",
      ["What is Pleiad?", "Tell me about Pleiad.", "What does Pleiad do?", "Explain Pleiad.", "What is Pleiad for?", "what is pleiad"], ["What is Pleiad about?"]),
@@ -552,7 +559,7 @@ TALK = [
      ["What is Gated DeltaNet?", "Explain Gated DeltaNet.", "What is a Gated DeltaNet layer?", "How does Gated DeltaNet work?"], ["What does Gated DeltaNet do?"]),
     ("Storing weights with few bits, for example four, so that a model takes less memory.", ["What is quantization?", "What is quantisation?", "What does quantized mean?", "Explain quantization."],
      ["What does quantization mean?"]),
-    ("I can add, subtract and multiply small numbers, sort, spell, reverse and count, name capitals, define words, and write a few lines like an old book.",
+    ("I can tell short stories, describe places and animals, write letters, calculate with small numbers, sort, spell and count, name capitals and define words.",
      ["What can you do?", "What are you good at?", "How can you help me?", "Help", "What do you know?", "help me"], ["What are you able to do?"]),
     ("No. I am a very small model and I make mistakes.", ["Are you always right?", "Do you make mistakes?", "Can I trust you?", "Are you perfect?"], ["Are you ever wrong?"]),
     ("No, I am a program.", ["Are you human?", "Are you a person?", "Are you alive?", "Are you real?"], ["Are you a human?"]),
@@ -576,7 +583,6 @@ def talk(s):
 STYLES = {
     "austen": ("in the style of Jane Austen", "like Jane Austen", "as in a novel by Jane Austen"),
     "bible-web": ("in the style of the Bible", "like the Bible", "as in the Bible"),
-    "shakespeare": ("in the style of Shakespeare", "like Shakespeare", "as in a play by Shakespeare"),
     "sotu": ("in the style of a president's speech", "like a president's address to Congress", "as in a State of the Union address"),
     "moby-dick": ("in the style of Moby Dick", "like Herman Melville", "as in a tale of the sea"),
 }
@@ -584,9 +590,19 @@ STYLES = {
 
 def style(s):
     f = facts()["passages"]
-    name = s.rng.choice(sorted(f))
+    name = s.rng.choice(sorted(STYLES))
     form = s.pick("Write a few lines {}.", "Write something {}.", "Write a paragraph {}.", "Say something {}.", "Write {}.", "Compose a short text {}.")
     return form.format(s.rng.choice(STYLES[name])), s.rng.choice(f[name])
+
+
+def book(s):
+    """The start of a passage of a book, and how it goes on."""
+    f = facts()["passages"]
+    while True:
+        name = s.rng.choices(sorted(f), [len(f[k]) for k in sorted(f)])[0]
+        found = stories.carry_on(s.rng, s.rng.choice(f[name]))
+        if found:
+            return found
 
 
 # kind: (maker, share of training, held-out items)
@@ -597,7 +613,7 @@ KINDS = {
     "uppercase": (uppercase, 2, 15), "plural": (plural, 3, 15), "alphabet": (alphabet, 1, 15), "sequence": (sequence, 4, 25), "calendar": (calendar, 1.5, 15),
     "capital": (capital, 5, 35), "definition": (definition, 6, 35), "opposite": (opposite, 1.5, 15), "element": (element, 2, 15), "number_words": (number_words, 2, 20),
     "parity": (parity, 1, 10), "yes_no": (yes_no, 4, 20), "repeat": (repeat, 1.5, 10), "nth_word": (nth_word, 2, 15), "count_words": (count_words, 1.5, 10),
-    "talk": (talk, 4, 29), "style": (style, 2.5, 0),
+    "talk": (talk, 4, 29),
 }
 NAMES = list(KINDS)
 WEIGHTS = [KINDS[k][1] for k in NAMES]
@@ -689,6 +705,28 @@ def chat(rng):
     for kind in rng.choices(NAMES, WEIGHTS, k=turns):
         question, answer = KINDS[kind][0](s)
         messages += [{"role": "user", "content": ask(s, question)}, {"role": "assistant", "content": answer}]
+    return messages
+
+
+def prose_chat(rng):
+    """A training chat that asks for prose: stories and the like, and in one of eight a book."""
+    s = Source(rng)
+    messages = []
+    if rng.random() < 0.1:
+        messages.append({"role": "system", "content": rng.choice(SYSTEMS)})
+    for _ in range(rng.choices((1, 2, 3), (75, 20, 5))[0]):
+        r = rng.random()
+        if messages and messages[-1]["role"] == "assistant" and r < 0.4:
+            question, answer = KINDS[rng.choices(NAMES, WEIGHTS)[0]][0](s)
+        elif r > 0.95:
+            question, answer = style(s)
+        elif r > 0.87:
+            question, answer = book(s)
+        else:
+            question, answer = stories.prose(rng)
+        if rng.random() < 0.12 and question[0].isupper() and len(question) < 80:
+            question = question[0].lower() + question[1:].rstrip(".")
+        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     return messages
 
 

@@ -91,6 +91,10 @@ def texts():
     rng = random.Random(5)
     for line in open(BOX / "data/corpus.jsonl"):
         yield json.loads(line)["text"]
+    import stories
+
+    for _ in range(8000):
+        yield stories.page(rng)
     for _ in range(30000):
         for message in tasks.chat(rng):
             if message["role"] in ("user", "assistant"):
@@ -133,7 +137,7 @@ def main():
         "unk_token": None,
     }
     (out / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
-    generation = {"do_sample": True, "eos_token_id": [ids["<|im_end|>"], ids["<|endoftext|>"]], "pad_token_id": ids["<|endoftext|>"], "temperature": 0.3, "top_k": 40, "top_p": 0.95}
+    generation = {"do_sample": True, "eos_token_id": [ids["<|im_end|>"], ids["<|endoftext|>"]], "pad_token_id": ids["<|endoftext|>"], "min_p": 0.1, "temperature": 0.6, "top_k": 40, "top_p": 0.95}
     (out / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     print(ids, {f.name: f.stat().st_size for f in out.iterdir()})
 

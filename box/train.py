@@ -7,6 +7,7 @@ gradients pass the rounding straight through.
 import argparse
 import json
 import math
+import os
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -26,7 +27,9 @@ def arguments():
     p.add_argument("--steps", type=int, default=10000)
     p.add_argument("--batch", type=int, default=64)
     p.add_argument("--length", type=int, default=1024)
-    p.add_argument("--text", type=float, default=0.3, help="share of sequences from the corpus")
+    p.add_argument("--text", type=float, default=0.08, help="share of sequences from the corpus")
+    p.add_argument("--pages", type=float, default=0.08, help="share of sequences of stories and the like, without a request")
+    p.add_argument("--prose", type=float, default=0.28, help="share of sequences of chats that ask for prose; the rest are exercises")
     p.add_argument("--lr", type=float, default=4e-3)
     p.add_argument("--optimiser", default="muon", choices=("muon", "adamw"))
     p.add_argument("--decay", type=float, default=0.1)
@@ -170,10 +173,10 @@ class Trainer:
             return (ce * mask.flatten()).sum() / mask.sum()
 
         self.cross_entropy = cross_entropy if a.eager else torch.compile(cross_entropy, dynamic=False)
-        texts = round(a.batch * a.text)
+        texts, pages, prose = (round(a.batch * x) for x in (a.text, a.pages, a.prose))
         text = torch.from_numpy(np.load(BOX / "data/text.npz")["ids"].astype(np.int32)).to(a.device)
         loader = iter(torch.utils.data.DataLoader(
-            data.Chats(a.seed + step, a.batch - texts, a.length), batch_size=None, num_workers=a.workers, pin_memory=a.device == "cuda", prefetch_factor=8 if a.workers else None
+            data.Chats(a.seed + step, a.batch - texts - pages - prose, prose, pages, a.length), batch_size=None, num_workers=a.workers, pin_memory=a.device == "cuda", prefetch_factor=8 if a.workers else None
         ))
         gen = torch.Generator().manual_seed(a.seed * 7919 + step)
         span = torch.arange(a.length + 1, device=a.device)
@@ -224,14 +227,17 @@ class Trainer:
             if step in evals:
                 self.evaluate(bits, f"step {step}")
                 marks = time.time()
+            if a.seconds and step % 2000 == 0:
+                torch.save({n: p.cpu() for n, p in self.masters.items()}, Path(a.out) / "masters-now.pt")
+                os.replace(Path(a.out) / "masters-now.pt", Path(a.out) / "masters-last.pt")
             if not a.seconds and (step % 2000 == 0 or step == until):
                 torch.save({"step": step, "masters": self.masters, "optimiser": self.optimiser.state()}, Path(a.out) / "state.pt")
+        torch.save({n: p.cpu() for n, p in self.masters.items()}, Path(a.out) / "masters.pt")
         if until == a.steps:
             self.log(f"ended at step {step}")
             self.evaluate(0, "final bf16")
             self.evaluate(4, "final 4-bit", verbose=True)
             self.report_usage()
-        torch.save({n: p.cpu() for n, p in self.masters.items()}, Path(a.out) / "masters.pt")
 
     @torch.no_grad()
     def report_usage(self):
@@ -245,9 +251,7 @@ class Trainer:
         self.load_weights(bits)
         dev = self.args.device
         total = count = 0
-        shares = []
         rows = [self.coder.encode(t)[:1025] for t in self.held]
-        by_source = None
         for at in range(0, len(rows), 16):
             part = rows[at : at + 16]
             ids = torch.full((len(part), 1025), self.coder.end, dtype=torch.long)
@@ -256,12 +260,14 @@ class Trainer:
                 ids[i, : len(r)] = torch.tensor(r)
                 mask[i, : len(r) - 1] = 1
             ids, mask = ids.to(dev), mask.to(dev)
-            hidden, _, _, share = self.model(ids[:, :-1], compiled=False)
+            hidden = self.model(ids[:, :-1], compiled=False)[0]
             ce = F.cross_entropy(self.model.logits(hidden).float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
             total += (ce * mask.flatten()).sum().item()
             count += mask.sum().item()
-            shares.append(share)
-        self.text_shares = torch.stack(shares).mean(0)
+        # Expert shares over the text itself: padding goes to a few experts and would look like a preference.
+        flat = torch.tensor([t for r in rows for t in r])
+        flat = flat[: len(flat) // 1024 * 1024].view(-1, 1024).to(dev)
+        self.text_shares = torch.stack([self.model(part, compiled=False)[3] * len(part) for part in flat.split(16)]).sum(0) / len(flat)
         right, asked, wrong = defaultdict(int), defaultdict(int), []
         for item, answer in zip(self.items, self.answers()):
             asked[item["kind"]] += 1
