@@ -78,6 +78,16 @@ impl Matrix {
         Codes { packing, group, rows, cols, scale_type, codes, scales, biases }
     }
 
+    /// That `y` is row times token, up to rounding.
+    fn check(&self, set: Set, row: usize, x: &[f32], y: f32) {
+        let Matrix { packing, group, cols, .. } = *self;
+        let (expected, norms) = self.product(row, x);
+        assert!(
+            (f64::from(y) - expected).abs() <= bound(cols, norms),
+            "{set:?} {packing:?} group {group}, {cols} columns, row {row}: {y}, not {expected}"
+        );
+    }
+
     /// Row times token, and the product of their norms, by which an error is judged.
     fn product(&self, row: usize, x: &[f32]) -> (f64, f64) {
         let row = &self.values[row * self.cols..][..self.cols];
@@ -138,13 +148,7 @@ fn rows_are_right() {
                     let mut y = vec![f32::NAN; matrix.rows - first];
                     rows(set, &codes, first, &rounded, t, &mut y, &[]);
                     for (i, y) in y.iter().enumerate() {
-                        let (expected, norms) = matrix.product(first + i, x);
-                        let error = (f64::from(*y) - expected).abs();
-                        let Matrix { packing, group, cols, .. } = matrix;
-                        assert!(
-                            error <= bound(cols, norms),
-                            "{set:?} {packing:?} group {group}, {cols} columns, row {i}: {y}, not {expected}"
-                        );
+                        matrix.check(set, first + i, x, *y);
                     }
                 }
             }
@@ -166,13 +170,7 @@ fn panels_are_right() {
                     for (t, out) in chosen.iter().zip(&out) {
                         let x = &x[*t as usize * matrix.cols..][..matrix.cols];
                         for (i, y) in out.iter().enumerate().take(matrix.rows - first) {
-                            let (expected, norms) = matrix.product(first + i, x);
-                            let error = (f64::from(*y) - expected).abs();
-                            let Matrix { packing, group, cols, .. } = matrix;
-                            assert!(
-                                error <= bound(cols, norms),
-                                "{set:?} {packing:?} group {group}, {cols} columns, row {i}: {y}, not {expected}"
-                            );
+                            matrix.check(set, first + i, x, *y);
                         }
                     }
                 }
