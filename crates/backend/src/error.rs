@@ -29,6 +29,9 @@ pub enum Error {
     /// Memory for weights, caches or activations was refused.
     #[error("out of memory: {0}")]
     OutOfMemory(String),
+    /// The device is missing, was lost or reports a fault.
+    #[error("{0}")]
+    Device(String),
     /// A saved cache or state that does not belong to this model.
     #[error("saved state does not fit this model: {0}")]
     Image(String),

@@ -56,6 +56,22 @@ impl Weight {
         }
     }
 
+    /// The scale of one group of a row as a float, with everything that goes into it; for [`Format::Plain`] 1.
+    ///
+    /// # Panics
+    /// If there is no such row or group.
+    pub fn scale(&self, matrix: usize, row: usize, group: usize) -> f32 {
+        match self.format {
+            Format::Plain(_) => 1.0,
+            Format::Affine { scale, .. } => scale.get(self.scale_row(matrix, row), group),
+            Format::Mxfp4 | Format::Mxfp8 => e8m0(self.scale_row(matrix, row)[group]),
+            Format::Nvfp4 => {
+                E4M3[usize::from(self.scale_row(matrix, row)[group])] * self.global_factor(matrix)
+            }
+            Format::Fp8Blocks { .. } => Float::F32.get(self.scale_row(matrix, row), group),
+        }
+    }
+
     fn scale_row(&self, matrix: usize, row: usize) -> &[u8] {
         let Some(scales) = &self.scales else { unreachable!("a quantised weight is built with scales") };
         scales.row(matrix, row)

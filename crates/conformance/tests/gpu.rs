@@ -1,0 +1,147 @@
+//! The GPU backend on whatever adapter this machine has, software included: every operation, and every fixture against
+//! mlx-lm's logits. A machine without any adapter skips these tests, and says so.
+
+use std::sync::OnceLock;
+
+use backend::{Backend, CacheFloat};
+use conformance::models::{Fixture, fixtures, greedy, logits_in_chunks, relative_error};
+use conformance::{Outcome, run_all};
+use gpu::{Choice, Gpu, Options};
+use models::{Logits, Model, Request};
+
+/// The adapter, opened once: kernels are compiled only once too.
+fn gpu() -> Option<Gpu> {
+    static GPU: OnceLock<Option<Gpu>> = OnceLock::new();
+    GPU.get_or_init(|| open(&Options { adapter: Choice::Any, ..Options::default() })).clone()
+}
+
+fn open(options: &Options) -> Option<Gpu> {
+    match Gpu::new(options) {
+        Ok(gpu) => {
+            println!("{}", gpu.description());
+            Some(gpu)
+        }
+        Err(error) => {
+            println!("skipped: {error}");
+            None
+        }
+    }
+}
+
+fn each(check: impl Fn(&Fixture, &Model<Gpu>)) {
+    let Some(gpu) = gpu() else { return };
+    for fixture in &fixtures() {
+        let model =
+            Model::load(&fixture.checkpoint, gpu.clone()).unwrap_or_else(|e| panic!("{}: {e}", fixture.name));
+        check(fixture, &model);
+    }
+}
+
+fn fresh_logits(model: &Model<Gpu>, float: CacheFloat, ids: &[u32], chunk: usize) -> Vec<f32> {
+    logits_in_chunks(model, &mut model.state(float).unwrap(), ids, chunk).unwrap()
+}
+
+fn report(outcomes: &[Outcome]) {
+    let failures: Vec<String> =
+        outcomes.iter().filter_map(|o| o.failure.as_ref()).map(|f| format!("  {f}")).collect();
+    let worst = |o: &&Outcome| if o.bound.l2 > 0.0 { o.l2 / o.bound.l2 } else { 0.0 };
+    let nearest = outcomes.iter().max_by(|a, b| worst(a).total_cmp(&worst(b))).unwrap();
+    println!(
+        "{} cases, {} failed; nearest to its bound: {} with {:.2e} of {:.2e}",
+        outcomes.len(),
+        failures.len(),
+        nearest.name,
+        nearest.l2,
+        nearest.bound.l2
+    );
+    assert!(
+        failures.is_empty(),
+        "{} of {} cases failed:\n{}",
+        failures.len(),
+        outcomes.len(),
+        failures.join("\n")
+    );
+}
+
+#[test]
+fn operations() {
+    if let Some(gpu) = gpu() {
+        report(&run_all(&gpu, None));
+    }
+}
+
+#[test]
+fn operations_without_subgroups_and_with_weights_in_parts() {
+    let options = Options { adapter: Choice::Any, largest_binding: Some(64 << 10), no_subgroups: true };
+    if let Some(gpu) = open(&options) {
+        report(&run_all(&gpu, None));
+    }
+}
+
+#[test]
+fn logits_equal_mlx_lm_in_f32() {
+    each(|fixture, model| {
+        let logits = fresh_logits(model, CacheFloat::F32, &fixture.ids, fixture.ids.len());
+        let error = relative_error(&logits, &fixture.logits);
+        println!("{:24} {error:.1e}", fixture.name);
+        assert!(error < 1e-4, "{}: relative error {error:.1e}", fixture.name);
+    });
+}
+
+#[test]
+fn greedy_continuation_equals_mlx_lm() {
+    each(|fixture, model| {
+        let (ids, last) = greedy(model, &fixture.ids, fixture.greedy.len()).unwrap();
+        assert_eq!(ids, fixture.greedy, "{}", fixture.name);
+        let error = relative_error(&last, &fixture.last_logits);
+        assert!(error < 1e-4, "{}: relative error {error:.1e} of the last step", fixture.name);
+    });
+}
+
+#[test]
+fn chunks_do_not_matter() {
+    each(|fixture, model| {
+        let whole = fresh_logits(model, CacheFloat::F32, &fixture.ids, fixture.ids.len());
+        for chunk in [7, 64] {
+            let error = relative_error(&fresh_logits(model, CacheFloat::F32, &fixture.ids, chunk), &whole);
+            assert!(error < 1e-5, "{} in chunks of {chunk}: {error:.1e}", fixture.name);
+        }
+    });
+}
+
+#[test]
+fn saved_and_loaded_states_continue_alike() {
+    each(|fixture, model| {
+        for float in [CacheFloat::F32, CacheFloat::F16] {
+            let (start, rest) = fixture.ids.split_at(fixture.ids.len() / 2);
+            let mut state = model.state(float).unwrap();
+            logits_in_chunks(model, &mut state, start, 7).unwrap();
+            let image = state.image(model.backend()).unwrap();
+            let mut loaded = model.state_from(&image, float).unwrap();
+            let expected = logits_in_chunks(model, &mut state, rest, 64).unwrap();
+            let found = logits_in_chunks(model, &mut loaded, rest, 64).unwrap();
+            assert_eq!(found, expected, "{} with {float:?} caches", fixture.name);
+        }
+    });
+}
+
+#[test]
+fn sequences_in_one_batch_do_not_meet() {
+    each(|fixture, model| {
+        let vocabulary = model.summary().vocabulary;
+        let prompts = [&fixture.ids[..], &fixture.ids[3..9], &fixture.ids[5..7], &fixture.ids[1..30]];
+        let mut states: Vec<_> = prompts.iter().map(|_| model.state(CacheFloat::F16).unwrap()).collect();
+        let mut step = |parts: [&[u32]; 4]| {
+            let request = |(tokens, state)| Request { tokens, state, logits: Logits::Last };
+            let mut requests: Vec<_> = parts.into_iter().zip(&mut states).map(request).collect();
+            model.backend().read(&model.step(&mut requests).unwrap().unwrap()).unwrap()
+        };
+        step(prompts.map(|ids| &ids[..ids.len() / 2]));
+        let rows = step(prompts.map(|ids| &ids[ids.len() / 2..]));
+        for (ids, row) in prompts.iter().zip(rows.chunks_exact(vocabulary)) {
+            let alone = fresh_logits(model, CacheFloat::F16, ids, ids.len());
+            let error = relative_error(row, &alone[alone.len() - vocabulary..]);
+            assert!(error < 1e-3, "{}: {error:.1e}", fixture.name);
+        }
+    });
+}

@@ -1,0 +1,204 @@
+//! Key-value caches of one layer of one sequence.
+//!
+//! Position `p` lives in slot `p % slots`, as a row of all heads' channels; a head's are filled up to a multiple of four.
+
+use ::backend::{KvImage, KvShape, Result};
+
+use crate::Gpu;
+use crate::pool::Buffer;
+use crate::recorder::Copy;
+
+/// Slots that a cache grows by at least.
+const GROWTH: usize = 256;
+
+/// Keys and values on the device.
+pub struct KvCache {
+    pub(crate) shape: KvShape,
+    len: usize,
+    /// Oldest position still stored.
+    first: usize,
+    slots: usize,
+    /// Absent while there are no slots.
+    keys: Option<Buffer>,
+    /// Absent, too, where keys are values.
+    values: Option<Buffer>,
+}
+
+impl KvCache {
+    pub(crate) fn new(shape: &KvShape) -> Self {
+        Self { shape: *shape, len: 0, first: 0, slots: 0, keys: None, values: None }
+    }
+
+    /// Tokens seen.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// Words that a head of `width` channels takes.
+    pub(crate) fn words(&self, width: usize) -> usize {
+        width.next_multiple_of(4) * self.shape.float.bytes() / 4
+    }
+
+    /// Bytes of one slot of a plane whose heads have `width` channels.
+    fn slot_bytes(&self, width: usize) -> u64 {
+        4 * (self.shape.heads * self.words(width)) as u64
+    }
+
+    pub(crate) fn keys(&self) -> &Buffer {
+        self.keys.as_ref().expect("attention comes after an append")
+    }
+
+    /// The plane of values, unless keys are values.
+    pub(crate) fn values(&self) -> Option<&Buffer> {
+        self.values.as_ref()
+    }
+
+    pub(crate) fn truncate(&mut self, len: usize) -> bool {
+        let needed = self.shape.window.map_or(0, |window| (len + 1).saturating_sub(window));
+        if len > self.len || self.first > needed {
+            return false;
+        }
+        self.len = len;
+        true
+    }
+
+    /// Counts `n` appended tokens.
+    pub(crate) fn advance(&mut self, n: usize) {
+        self.len += n;
+        self.first = self.first.max(self.len.saturating_sub(self.slots));
+    }
+}
+
+/// Runs of positions `first..len` that are neighbours both among `from` and among `to` slots.
+fn runs(first: usize, len: usize, from: usize, to: usize) -> Vec<(usize, usize, usize)> {
+    let mut runs = Vec::new();
+    let mut position = first;
+    while position < len {
+        let n = (len - position).min(from - position % from).min(to - position % to);
+        runs.push((position % from, position % to, n));
+        position += n;
+    }
+    runs
+}
+
+impl Gpu {
+    /// Makes room for `n` more tokens without losing one that they can see.
+    pub(crate) fn reserve(&self, cache: &mut KvCache, n: usize) -> Result<()> {
+        let wanted = match cache.shape.window {
+            None => cache.len + n,
+            Some(window) => (cache.len + n).min(window - 1 + n),
+        };
+        if wanted <= cache.slots {
+            return Ok(());
+        }
+        let slots = match cache.shape.window {
+            None => wanted.next_multiple_of(GROWTH).max(cache.slots * 3 / 2),
+            Some(window) => wanted.next_multiple_of(GROWTH).min((window - 1 + n).max(wanted)),
+        };
+        let grow = |old: Option<&Buffer>, width: usize| -> Result<Buffer> {
+            let bytes = cache.slot_bytes(width);
+            let new = self.pool.fresh("a key-value cache", slots as u64 * bytes)?;
+            if let Some(old) = old {
+                let copy = |(from, to, n): (usize, usize, usize)| Copy {
+                    from: from as u64 * bytes,
+                    to: to as u64 * bytes,
+                    len: n as u64 * bytes,
+                };
+                let copies: Vec<Copy> =
+                    runs(cache.first, cache.len, cache.slots, slots).into_iter().map(copy).collect();
+                self.recorder.copy(old, &new, &copies);
+            }
+            Ok(new)
+        };
+        let keys = grow(cache.keys.as_ref(), cache.shape.key_dim)?;
+        let values = match cache.shape.value_dim {
+            0 => None,
+            width => Some(grow(cache.values.as_ref(), width)?),
+        };
+        (cache.keys, cache.values, cache.slots) = (Some(keys), values, slots);
+        Ok(())
+    }
+
+    pub(crate) fn image(&self, cache: &KvCache) -> Result<KvImage> {
+        let KvShape { heads, key_dim, value_dim, float, .. } = cache.shape;
+        let plane = |buffer: Option<&Buffer>, width: usize| -> Result<Vec<u8>> {
+            let Some(buffer) = buffer else { return Ok(Vec::new()) };
+            let slot = cache.slot_bytes(width) as usize;
+            let [bytes] = self.recorder.read([(buffer, (cache.slots * slot) as u64)])?;
+            let mut out = Vec::with_capacity((cache.len - cache.first) * heads * width * float.bytes());
+            for position in cache.first..cache.len {
+                let row = &bytes[position % cache.slots * slot..][..slot];
+                row.chunks_exact(4 * cache.words(width))
+                    .for_each(|head| out.extend(&head[..width * float.bytes()]));
+            }
+            Ok(out)
+        };
+        let keys = plane(cache.keys.as_ref(), key_dim)?;
+        let values = plane(cache.values.as_ref(), value_dim)?;
+        Ok(KvImage { first: cache.first, len: cache.len, keys, values })
+    }
+
+    /// A cache from its checked image of `tokens` tokens.
+    pub(crate) fn cache_of(&self, shape: &KvShape, image: &KvImage, tokens: usize) -> Result<KvCache> {
+        let mut cache = KvCache::new(shape);
+        if tokens == 0 {
+            (cache.first, cache.len) = (image.first, image.len);
+            return Ok(cache);
+        }
+        cache.slots = tokens;
+        let plane = |bytes: &[u8], width: usize| -> Result<Buffer> {
+            let slot = cache.slot_bytes(width) as usize;
+            let buffer = self.pool.fresh("a key-value cache", (tokens * slot) as u64)?;
+            let mut out = vec![0; tokens * slot];
+            let head = width * shape.float.bytes();
+            for (i, position) in (image.first..image.len).enumerate() {
+                let row = &mut out[position % tokens * slot..][..slot];
+                let heads = bytes[i * shape.heads * head..].chunks_exact(head);
+                row.chunks_exact_mut(4 * cache.words(width))
+                    .zip(heads)
+                    .for_each(|(to, from)| to[..head].copy_from_slice(from));
+            }
+            self.recorder.write(&buffer, &out);
+            Ok(buffer)
+        };
+        let keys = plane(&image.keys, shape.key_dim)?;
+        let values = match shape.value_dim {
+            0 => None,
+            width => Some(plane(&image.values, width)?),
+        };
+        (cache.keys, cache.values) = (Some(keys), values);
+        (cache.first, cache.len) = (image.first, image.len);
+        Ok(cache)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ::backend::CacheFloat;
+
+    use super::*;
+
+    #[test]
+    fn runs_cover_every_position_once() {
+        for (first, len, from, to) in [(0, 10, 16, 32), (20, 33, 16, 19), (5, 5, 8, 9), (7, 23, 16, 40)] {
+            let mut seen = Vec::new();
+            for (a, b, n) in runs(first, len, from, to) {
+                assert!(a + n <= from && b + n <= to);
+                seen.extend((0..n).map(|i| (a + i, b + i)));
+            }
+            let expected: Vec<_> = (first..len).map(|p| (p % from, p % to)).collect();
+            assert_eq!(seen, expected);
+        }
+    }
+
+    #[test]
+    fn heads_are_whole_quads() {
+        let shape = KvShape { heads: 2, key_dim: 6, value_dim: 3, float: CacheFloat::F16, window: None };
+        let cache = KvCache::new(&shape);
+        assert_eq!((cache.words(6), cache.words(3), cache.slot_bytes(6)), (4, 2, 32));
+    }
+}

@@ -1,0 +1,86 @@
+//! The GPU backend: every operation as a WGSL kernel on wgpu, the same for Metal, Vulkan and DX12.
+//!
+//! `device` chooses an adapter and opens it, `shader` assembles kernels from pieces of WGSL, `pipelines` compiles them once,
+//! `pool` lends buffers, `recorder` turns operations into dispatches of few passes. `ops` has a file per group of
+//! operations, `backend` leads from the trait to them. Nothing waits but `read` and the `*_save` methods.
+
+mod backend;
+mod cache;
+mod device;
+mod ops;
+mod pipelines;
+mod pool;
+mod recorder;
+mod recurrent;
+mod shader;
+mod tensor;
+mod upload;
+mod weights;
+
+pub use cache::KvCache;
+pub use device::{Adapter, Choice, adapters};
+pub use ops::rope::{Positions, Rope};
+pub use ops::route::Routes;
+pub use recurrent::Recurrent;
+pub use tensor::Tensor;
+pub use weights::{Experts, HeadMatrices, Matrix};
+
+use std::sync::Arc;
+
+use ::backend::Result;
+
+use device::Device;
+use ops::rope::Ropes;
+use pipelines::Pipelines;
+use pool::Pool;
+use recorder::Recorder;
+use upload::Uploads;
+
+/// Settings of the GPU backend.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Which adapter.
+    pub adapter: Choice,
+    /// Never bind more bytes at once than this, whatever the adapter allows: for tests of weights that have to be split.
+    pub largest_binding: Option<u64>,
+    /// Do without subgroup operations even where the adapter has them: for tests.
+    pub no_subgroups: bool,
+}
+
+/// A GPU. Clones are the same one.
+#[derive(Clone)]
+pub struct Gpu {
+    device: Arc<Device>,
+    pool: Arc<Pool>,
+    pipelines: Arc<Pipelines>,
+    recorder: Arc<Recorder>,
+    uploads: Arc<Uploads>,
+    ropes: Arc<Ropes>,
+}
+
+impl Gpu {
+    /// Opens an adapter.
+    pub fn new(options: &Options) -> Result<Self> {
+        let device = Arc::new(Device::open(options)?);
+        let uploads = Arc::new(Uploads::new(device.clone())?);
+        let pipelines = Arc::new(Pipelines::new(device.clone()));
+        let recorder = Recorder::new(device.clone(), uploads.gate.clone(), &pipelines.params_layout);
+        let pool = Arc::new(Pool::new(device.clone()));
+        Ok(Self { device, pool, pipelines, recorder: Arc::new(recorder), uploads, ropes: Arc::default() })
+    }
+
+    /// The adapter in use.
+    pub fn adapter(&self) -> &Adapter {
+        &self.device.adapter
+    }
+
+    /// Bytes of weights that have reached the device, and of all that were asked for.
+    pub fn upload_progress(&self) -> (u64, u64) {
+        self.uploads.progress()
+    }
+
+    /// Dispatches recorded since the start.
+    pub fn dispatches(&self) -> u64 {
+        self.recorder.dispatches()
+    }
+}

@@ -1,0 +1,91 @@
+//! Norms: a workgroup per row.
+
+use ::backend::{Factor, Handle, Result, Shape};
+
+use super::folded;
+use crate::pool::Buffer;
+use crate::shader::{Kernel, Variant, kernels};
+use crate::{Gpu, Tensor};
+
+/// A kernel with threads that suit rows of `width` values.
+pub(crate) fn by_row(kernel: &'static Kernel, width: usize) -> Variant {
+    Variant::new(kernel, if width <= 256 { 64 } else { 256 })
+}
+
+/// What kernels call a factor: its kind, its value; and the buffer with one per channel, else one that stands in for it.
+fn factor_numbers<'a>(factor: &Factor<'a, Tensor>, other: &'a Tensor) -> (u32, u32, &'a Buffer) {
+    match factor {
+        Factor::One => (0, 0, other.buffer()),
+        Factor::Scalar(value) => (1, value.to_bits(), other.buffer()),
+        Factor::Channels(values) => (2, 0, values.buffer()),
+    }
+}
+
+impl Gpu {
+    /// Over every slice of `width` channels.
+    pub(crate) fn rms_norm_of(
+        &self,
+        x: &Tensor,
+        w: Option<&Tensor>,
+        width: usize,
+        eps: f32,
+    ) -> Result<Tensor> {
+        let Shape { rows, cols } = x.shape();
+        let y = self.tensor(rows, cols)?;
+        let slices = (rows * cols).checked_div(width).unwrap_or(0);
+        let buffers = [x.buffer(), w.unwrap_or(x).buffer(), y.buffer()];
+        let numbers = [width as u32, slices as u32, eps.to_bits(), u32::from(w.is_some())];
+        self.run(&by_row(&kernels::RMS_NORM, width), &buffers, &numbers, folded(slices));
+        Ok(y)
+    }
+
+    pub(crate) fn add_norm_of(
+        &self,
+        [r, x, w]: [&Tensor; 3],
+        eps: f32,
+        factor: &Factor<'_, Tensor>,
+    ) -> Result<(Tensor, Tensor)> {
+        let Shape { rows, cols } = x.shape();
+        let (s, y) = (self.tensor(rows, cols)?, self.tensor(rows, cols)?);
+        let (kind, value, factors) = factor_numbers(factor, w);
+        let buffers = [r.buffer(), x.buffer(), w.buffer(), factors, s.buffer(), y.buffer()];
+        let numbers = [cols as u32, rows as u32, eps.to_bits(), kind, value];
+        self.run(&by_row(&kernels::ADD_NORM, cols), &buffers, &numbers, folded(rows));
+        Ok((s, y))
+    }
+
+    pub(crate) fn norm_add_of(
+        &self,
+        [r, x, w]: [&Tensor; 3],
+        eps: f32,
+        factor: &Factor<'_, Tensor>,
+    ) -> Result<Tensor> {
+        let Shape { rows, cols } = x.shape();
+        let y = self.tensor(rows, cols)?;
+        let (kind, value, factors) = factor_numbers(factor, w);
+        let buffers = [r.buffer(), x.buffer(), w.buffer(), factors, y.buffer()];
+        let numbers = [cols as u32, rows as u32, eps.to_bits(), kind, value];
+        self.run(&by_row(&kernels::NORM_ADD, cols), &buffers, &numbers, folded(rows));
+        Ok(y)
+    }
+
+    /// Over every head's slice of `width` channels.
+    pub(crate) fn gated_norm_of(&self, [v, z, w]: [&Tensor; 3], width: usize, eps: f32) -> Result<Tensor> {
+        let Shape { rows, cols } = v.shape();
+        let y = self.tensor(rows, cols)?;
+        let slices = rows * cols / width;
+        let buffers = [v.buffer(), z.buffer(), w.buffer(), y.buffer()];
+        let numbers = [width as u32, slices as u32, eps.to_bits()];
+        self.run(&by_row(&kernels::GATED_NORM, width), &buffers, &numbers, folded(slices));
+        Ok(y)
+    }
+
+    pub(crate) fn combine_norm_of(&self, [a, wa, b, wb]: [&Tensor; 4], eps: f32) -> Result<Tensor> {
+        let Shape { rows, cols } = a.shape();
+        let y = self.tensor(rows, cols)?;
+        let buffers = [a.buffer(), wa.buffer(), b.buffer(), wb.buffer(), y.buffer()];
+        let numbers = [cols as u32, rows as u32, eps.to_bits()];
+        self.run(&by_row(&kernels::COMBINE_NORM, cols), &buffers, &numbers, folded(rows));
+        Ok(y)
+    }
+}

@@ -1,0 +1,145 @@
+//! Products with weights.
+
+use ::backend::{Activation, Batch, Handle, Result, Shape};
+
+use super::elementwise::number;
+use super::route::Routes;
+use super::{by_item, each, folded};
+use crate::pool::Buffer;
+use crate::shader::{Kernel, Variant, kernels};
+use crate::weights::{Experts, HeadMatrices, Matrix, Stack, UpStacks};
+use crate::{Gpu, Tensor};
+
+/// Threads of a workgroup of a product, and its rows.
+const THREADS: u32 = 64;
+const ROWS: usize = 4;
+
+fn rows_of(kernel: &'static Kernel, stack: &Stack) -> Variant {
+    Variant::new(kernel, THREADS)
+        .format(stack.format)
+        .with("ROWS", ROWS as u32)
+        .with("ALIGNED", stack.aligned())
+}
+
+fn chain<const N: usize>(stack: &Stack, numbers: [usize; N]) -> Vec<u32> {
+    stack.numbers().into_iter().chain(numbers.map(|n| n as u32)).collect()
+}
+
+impl Gpu {
+    pub(crate) fn embed_of(&self, table: &Matrix, batch: &Batch<Self>, factor: f32) -> Result<Tensor> {
+        let stack = &table.stack;
+        let (rows, tokens) = (batch.rows(), &batch.data().tokens);
+        let y = self.tensor(rows, stack.cols)?;
+        for part in &stack.parts {
+            let mut numbers = chain(stack, [part.rows.start, part.rows.end, rows]);
+            numbers.push(factor.to_bits());
+            let buffers = [&part.codes, &part.scales, tokens, y.buffer()];
+            self.run_each(
+                &each(&kernels::EMBED).format(stack.format),
+                &buffers,
+                &numbers,
+                rows * stack.eights(),
+            );
+        }
+        Ok(y)
+    }
+
+    /// `y[t] = W x[t] (+ residual[t])`
+    pub(crate) fn product(&self, x: &Tensor, weight: &Matrix, residual: Option<&Tensor>) -> Result<Tensor> {
+        let (n, out) = (x.shape().rows, weight.rows);
+        let y = self.tensor(n, out)?;
+        let stack = &weight.stack;
+        let tokens = [1, 2, 4].into_iter().find(|t| n <= *t).unwrap_or(8);
+        let variant = rows_of(&kernels::MATVEC, stack).with("TOKENS", tokens as u32);
+        for part in &stack.parts {
+            let has = [weight.bias.is_some(), residual.is_some()].map(usize::from);
+            let numbers = chain(stack, [part.rows.len(), part.rows.start, n, out, has[0], has[1]]);
+            let bias = weight.bias.as_ref().unwrap_or(x).buffer();
+            let residual = residual.unwrap_or(x).buffer();
+            let buffers = [&part.codes, &part.scales, x.buffer(), bias, residual, y.buffer()];
+            let [across, down, _] = folded(part.rows.len().div_ceil(ROWS));
+            self.run(&variant, &buffers, &numbers, [across, down, n.div_ceil(tokens) as u32]);
+        }
+        Ok(y)
+    }
+
+    pub(crate) fn head_product(&self, x: &Tensor, weights: &HeadMatrices, shape: Shape) -> Result<Tensor> {
+        let HeadMatrices { count, rows, stack, transposed } = weights;
+        let y = self.tensor(shape.rows, shape.cols)?;
+        let items = shape.rows * count;
+        for (i, part) in stack.parts.iter().enumerate() {
+            let add = usize::from(i > 0);
+            let numbers = chain(stack, [part.rows.start, part.rows.end, *rows, shape.rows, *count, add]);
+            let buffers = [&part.codes, &part.scales, x.buffer(), y.buffer()];
+            if *transposed {
+                let variant = Variant::new(&kernels::HEADS_TURNED, THREADS).format(stack.format);
+                let grid = by_item(stack.eights().div_ceil(THREADS as usize), items);
+                self.run(&variant, &buffers, &numbers, grid);
+            } else {
+                let grid = by_item(rows.div_ceil(ROWS), items);
+                self.run(&rows_of(&kernels::HEADS, stack), &buffers, &numbers[..numbers.len() - 1], grid);
+            }
+        }
+        Ok(y)
+    }
+
+    /// `h[t, k] = W_e x[t]` for every chosen expert e; with an activation, rows of gate and up alternate and come out as
+    /// one.
+    fn experts_up(
+        &self,
+        x: &Tensor,
+        routes: &Routes,
+        stack: &Stack,
+        width: usize,
+        activation: Option<Activation>,
+    ) -> Result<Tensor> {
+        let pairs = routes.tokens * routes.top_k;
+        let rows = if activation.is_some() { 2 * width } else { width };
+        let hidden = self.tensor(pairs, width)?;
+        let variant = rows_of(&kernels::EXPERTS_UP, stack)
+            .with("ACTIVATION", activation.map_or(0, number))
+            .with("GATED", u32::from(activation.is_some()));
+        for part in &stack.parts {
+            let numbers = chain(stack, [part.rows.start, part.rows.end, rows, pairs, routes.top_k]);
+            let buffers: [&Buffer; 5] = [&part.codes, &part.scales, x.buffer(), &routes.ids, hidden.buffer()];
+            self.run(&variant, &buffers, &numbers, by_item(rows.div_ceil(ROWS), pairs));
+        }
+        Ok(hidden)
+    }
+
+    pub(crate) fn experts_of(
+        &self,
+        x: &Tensor,
+        routes: &Routes,
+        weights: &Experts,
+        activation: Activation,
+    ) -> Result<Tensor> {
+        let tokens = routes.tokens;
+        let hidden = match &weights.up {
+            UpStacks::Alternating(stack) => {
+                self.experts_up(x, routes, stack, weights.width, Some(activation))?
+            }
+            UpStacks::Apart { gate, up } => {
+                let gate = self.experts_up(x, routes, gate, weights.width, None)?;
+                let up = self.experts_up(x, routes, up, weights.width, None)?;
+                self.glu_of(&gate, &up, activation)?
+            }
+        };
+        let down = &weights.down;
+        let rows = x.shape().cols;
+        let y = self.tensor(tokens, rows)?;
+        for (i, part) in down.parts.iter().enumerate() {
+            let add = usize::from(i > 0);
+            let numbers = chain(down, [part.rows.start, part.rows.end, rows, tokens, routes.top_k, add]);
+            let buffers: [&Buffer; 6] =
+                [&part.codes, &part.scales, hidden.buffer(), &routes.ids, &routes.weights, y.buffer()];
+            self.run(
+                &rows_of(&kernels::EXPERTS_DOWN, down),
+                &buffers,
+                &numbers,
+                by_item(rows.div_ceil(ROWS), tokens),
+            );
+        }
+        Ok(y)
+    }
+}

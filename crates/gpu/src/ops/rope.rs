@@ -1,0 +1,105 @@
+//! Rotary positions. Angles are computed on the host in f64, since positions times frequencies reach tens of thousands of
+//! radians, once per batch and embedding.
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use ::backend::{Batch, Handle, Pairing, Result, RopeSpec, Shape, Span};
+
+use super::each;
+use crate::pool::Buffer;
+use crate::shader::kernels;
+use crate::{Gpu, Tensor};
+
+/// A rotary embedding known to the backend, so that every batch brings its angles along.
+pub struct Rope(Arc<RopeSpec>);
+
+impl Rope {
+    pub(crate) fn rotary_dim(&self) -> usize {
+        self.0.rotary_dim()
+    }
+}
+
+/// The rotary embeddings in use.
+#[derive(Default)]
+pub(crate) struct Ropes(Mutex<Vec<Weak<RopeSpec>>>);
+
+impl Ropes {
+    /// Equal embeddings are one.
+    pub fn add(&self, spec: &RopeSpec) -> Rope {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|spec| spec.strong_count() > 0);
+        if let Some(same) = known.iter().filter_map(Weak::upgrade).find(|known| **known == *spec) {
+            return Rope(same);
+        }
+        let spec = Arc::new(spec.clone());
+        known.push(Arc::downgrade(&spec));
+        Rope(spec)
+    }
+
+    fn all(&self) -> Vec<Arc<RopeSpec>> {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+/// What a batch brings to the device: its tokens, and angles for its positions.
+pub struct Positions {
+    pub(crate) tokens: Buffer,
+    angles: Buffer,
+    /// Where each embedding's angles begin, in pairs of numbers.
+    places: Vec<(Arc<RopeSpec>, usize)>,
+}
+
+/// Appends cosine and sine for every token and pair.
+fn push_angles(spec: &RopeSpec, spans: &[Span], out: &mut Vec<f32>) {
+    for position in spans.iter().flat_map(|span| span.position..span.position + span.len) {
+        for frequency in &spec.inv_freq {
+            let (sin, cos) = (position as f64 * frequency).sin_cos();
+            out.extend([(cos * spec.factor) as f32, (sin * spec.factor) as f32]);
+        }
+    }
+}
+
+impl Gpu {
+    pub(crate) fn positions(&self, tokens: &[u32], spans: &[Span]) -> Result<Positions> {
+        let mut places = Vec::new();
+        let mut values = Vec::new();
+        for spec in self.ropes.all() {
+            places.push((spec.clone(), values.len() / 2));
+            push_angles(&spec, spans, &mut values);
+        }
+        let angles = self.pool.take(4 * values.len() as u64)?;
+        self.recorder.write(&angles, bytemuck::cast_slice(&values));
+        let ids = self.pool.take(4 * tokens.len() as u64)?;
+        self.recorder.write(&ids, bytemuck::cast_slice(tokens));
+        Ok(Positions { tokens: ids, angles, places })
+    }
+
+    pub(crate) fn rope_of(
+        &self,
+        x: &Tensor,
+        batch: &Batch<Self>,
+        rope: &Rope,
+        width: usize,
+    ) -> Result<Tensor> {
+        let Shape { rows, cols } = x.shape();
+        let y = self.tensor(rows, cols)?;
+        let known = batch.data().places.iter().find(|(spec, _)| Arc::ptr_eq(spec, &rope.0));
+        let late;
+        let (angles, first) = match known {
+            Some((_, first)) => (&batch.data().angles, *first),
+            None => {
+                // Made after the batch.
+                let mut values = Vec::new();
+                push_angles(&rope.0, batch.spans(), &mut values);
+                late = self.pool.take(4 * values.len() as u64)?;
+                self.recorder.write(&late, bytemuck::cast_slice(&values));
+                (&late, 0)
+            }
+        };
+        let interleaved = usize::from(rope.0.pairing == Pairing::Interleaved);
+        let numbers = [rows * cols, cols, width, rope.0.inv_freq.len(), first, interleaved].map(|n| n as u32);
+        self.run_each(&each(&kernels::ROPE), &[x.buffer(), angles, y.buffer()], &numbers, rows * cols);
+        Ok(y)
+    }
+}

@@ -1,0 +1,218 @@
+//! From operations to the device: dispatches are collected in a pass, passes in a submission.
+//!
+//! A kernel's arguments are storage buffers (group 0: first those it reads, then those it writes) and a few numbers (group 1:
+//! a slot of one uniform buffer). Bind groups are remembered by their buffers, which return in the same order at every
+//! token. wgpu puts a barrier between dispatches only where one touches what another writes.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ::backend::{Error, Result};
+
+use crate::device::Device;
+use crate::pipelines::Pipeline;
+use crate::pool::Buffer;
+use crate::upload::Gate;
+
+/// Dispatches of one submission: enough to keep the device busy while the next are recorded.
+const PER_SUBMISSION: usize = 128;
+
+/// Numbers a kernel takes at most.
+pub(crate) const MOST_PARAMS: usize = 32;
+
+pub(crate) struct Recorder {
+    device: Arc<Device>,
+    /// What weights wait behind: nothing may run before they have arrived.
+    gate: Arc<Gate>,
+    params: wgpu::Buffer,
+    params_group: wgpu::BindGroup,
+    /// Bytes from one slot of numbers to the next.
+    stride: u32,
+    state: Mutex<State>,
+    dispatches: AtomicU64,
+}
+
+#[derive(Default)]
+struct State {
+    /// Dropped before the encoder is finished.
+    pass: Option<wgpu::ComputePass<'static>>,
+    encoder: Option<wgpu::CommandEncoder>,
+    numbers: Vec<u8>,
+    recorded: usize,
+    groups: HashMap<Vec<u64>, wgpu::BindGroup>,
+}
+
+/// Which bytes are copied from one buffer into another.
+#[derive(Clone, Copy)]
+pub(crate) struct Copy {
+    pub from: u64,
+    pub to: u64,
+    pub len: u64,
+}
+
+impl Recorder {
+    pub fn new(device: Arc<Device>, gate: Arc<Gate>, layout: &wgpu::BindGroupLayout) -> Self {
+        let stride = (4 * MOST_PARAMS as u32)
+            .next_multiple_of(device.wgpu.limits().min_uniform_buffer_offset_alignment);
+        let params = device.wgpu.create_buffer(&wgpu::BufferDescriptor {
+            label: Some("numbers"),
+            size: u64::from(stride) * PER_SUBMISSION as u64,
+            usage: wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST,
+            mapped_at_creation: false,
+        });
+        let params_group = device.wgpu.create_bind_group(&wgpu::BindGroupDescriptor {
+            label: None,
+            layout,
+            entries: &[wgpu::BindGroupEntry {
+                binding: 0,
+                resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+                    buffer: &params,
+                    offset: 0,
+                    size: wgpu::BufferSize::new(4 * MOST_PARAMS as u64),
+                }),
+            }],
+        });
+        let (state, dispatches) = (Mutex::default(), AtomicU64::new(0));
+        Self { device, gate, params, params_group, stride, state, dispatches }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A panic in between leaves at worst a dispatch unrecorded.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn dispatches(&self) -> u64 {
+        self.dispatches.load(Ordering::Relaxed)
+    }
+
+    /// Records one dispatch of `grid` workgroups. `buffers` are in the order of the kernel's bindings.
+    pub fn dispatch(&self, pipeline: &Pipeline, buffers: &[&Buffer], numbers: &[u32], grid: [u32; 3]) {
+        debug_assert!(numbers.len() <= MOST_PARAMS && buffers.len() == pipeline.bindings);
+        if grid.contains(&0) {
+            return;
+        }
+        let mut state = self.state();
+        if state.recorded == PER_SUBMISSION {
+            self.submit_state(&mut state);
+        }
+        let State { pass, encoder, numbers: slots, recorded, groups } = &mut *state;
+        let pass = pass.get_or_insert_with(|| {
+            let encoder =
+                encoder.get_or_insert_with(|| self.device.wgpu.create_command_encoder(&Default::default()));
+            encoder.begin_compute_pass(&Default::default()).forget_lifetime()
+        });
+        let key: Vec<u64> =
+            std::iter::once(pipeline.layout_id).chain(buffers.iter().map(|b| b.id())).collect();
+        let group = groups.entry(key).or_insert_with(|| {
+            let entries: Vec<_> = (0..)
+                .zip(buffers)
+                .map(|(binding, buffer)| wgpu::BindGroupEntry {
+                    binding,
+                    resource: buffer.wgpu().as_entire_binding(),
+                })
+                .collect();
+            let descriptor = wgpu::BindGroupDescriptor {
+                label: None,
+                layout: &pipeline.buffers_layout,
+                entries: &entries,
+            };
+            self.device.wgpu.create_bind_group(&descriptor)
+        });
+        let offset = *recorded as u32 * self.stride;
+        slots.resize(offset as usize, 0);
+        slots.extend(numbers.iter().flat_map(|n| n.to_ne_bytes()));
+        pass.set_pipeline(&pipeline.wgpu);
+        pass.set_bind_group(0, &*group, &[]);
+        pass.set_bind_group(1, &self.params_group, &[offset]);
+        pass.dispatch_workgroups(grid[0], grid[1], grid[2]);
+        *recorded += 1;
+        self.dispatches.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Records copies, after everything recorded so far.
+    pub fn copy(&self, from: &Buffer, to: &Buffer, copies: &[Copy]) {
+        self.encode(|encoder| {
+            for copy in copies.iter().filter(|copy| copy.len > 0) {
+                encoder.copy_buffer_to_buffer(from.wgpu(), copy.from, to.wgpu(), copy.to, copy.len);
+            }
+        });
+    }
+
+    /// Records zeros over a whole buffer.
+    pub fn clear(&self, buffer: &Buffer) {
+        self.encode(|encoder| encoder.clear_buffer(buffer.wgpu(), 0, None));
+    }
+
+    fn encode(&self, record: impl FnOnce(&mut wgpu::CommandEncoder)) {
+        let mut state = self.state();
+        state.pass = None;
+        record(
+            state.encoder.get_or_insert_with(|| self.device.wgpu.create_command_encoder(&Default::default())),
+        );
+    }
+
+    /// Writes values from the host, after everything recorded so far and before everything that follows.
+    pub fn write(&self, buffer: &Buffer, bytes: &[u8]) {
+        let mut state = self.state();
+        // A write through the queue happens before the next submission: what is recorded must not be in that.
+        self.submit_state(&mut state);
+        self.device.queue.write_buffer(buffer.wgpu(), 0, bytes);
+    }
+
+    /// Starts what has been recorded.
+    pub fn submit(&self) {
+        self.submit_state(&mut self.state());
+    }
+
+    fn submit_state(&self, state: &mut State) {
+        state.pass = None;
+        let Some(encoder) = state.encoder.take() else { return };
+        self.gate.wait();
+        self.device.queue.write_buffer(&self.params, 0, &state.numbers);
+        self.device.queue.submit([encoder.finish()]);
+        state.numbers.clear();
+        state.recorded = 0;
+        if self.device.stale.swap(false, Ordering::Relaxed) {
+            state.groups.clear();
+        }
+    }
+
+    /// Waits for everything recorded, and returns the first `len` bytes of each buffer.
+    pub fn read<const N: usize>(&self, wanted: [(&Buffer, u64); N]) -> Result<[Vec<u8>; N]> {
+        let total: u64 = wanted.iter().map(|(_, len)| len.next_multiple_of(8)).sum();
+        let usage = wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::MAP_READ;
+        let size = total.max(8);
+        let staging = self.device.buffer("what is read back", size, usage)?;
+        self.encode(|encoder| {
+            let mut to = 0;
+            for (buffer, len) in wanted {
+                let len = len.next_multiple_of(4);
+                if len > 0 {
+                    encoder.copy_buffer_to_buffer(buffer.wgpu(), 0, &staging, to, len);
+                }
+                to += len.next_multiple_of(8);
+            }
+        });
+        self.submit();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        staging.map_async(wgpu::MapMode::Read, .., move |result| {
+            // The receiver lives until the result has come.
+            let _ = sender.send(result);
+        });
+        let waited = self.device.wgpu.poll(wgpu::PollType::wait_indefinitely());
+        self.device.check()?;
+        let broken = |why: String| Error::Device(format!("{}: {why}", self.device.adapter.name));
+        waited.map_err(|e| broken(e.to_string()))?;
+        receiver.recv().map_err(|e| broken(e.to_string()))?.map_err(|e| broken(e.to_string()))?;
+        let view = staging.get_mapped_range(..).map_err(|e| broken(e.to_string()))?;
+        let mut from = 0;
+        let read = Ok(wanted.map(|(_, len)| {
+            let bytes = view[from..from + len as usize].to_vec();
+            from += len.next_multiple_of(8) as usize;
+            bytes
+        }));
+        self.device.used.fetch_sub(size, Ordering::Relaxed);
+        read
+    }
+}

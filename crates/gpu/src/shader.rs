@@ -1,0 +1,318 @@
+//! Kernels as text: a file per kernel, put together with the pieces it names and a few constants.
+//!
+//! There is no preprocessor. Numbers that shape the code (threads, rows of a workgroup) are `const` lines in front; what differs
+//! more is a piece that several files offer under the same function names: how a format's codes become numbers, how a
+//! workgroup sums.
+
+use std::fmt::Write;
+use std::hash::{Hash, Hasher};
+
+use checkpoint::{Float, Format};
+
+/// A kernel's text and what it takes.
+pub(crate) struct Kernel {
+    pub name: &'static str,
+    text: &'static str,
+    pieces: &'static [Piece],
+    /// Buffers it reads, which come first, and buffers it writes.
+    pub reads: usize,
+    pub writes: usize,
+    /// Constants beside THREADS, and the values that occur.
+    constants: &'static [(&'static str, &'static [u32])],
+    /// Values of THREADS that occur.
+    threads: &'static [u32],
+}
+
+/// What a kernel is put together from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Piece {
+    /// A sum over the workgroup.
+    Sum,
+    /// Sums of several values of each thread.
+    Totals,
+    /// `1 / rms`
+    Rms,
+    /// SiLU or GELU.
+    Activation,
+    /// Codes of a weight, in its format.
+    Codes,
+    /// Rows of inputs, eight values at a time.
+    Input,
+    /// Words of a cache.
+    Store,
+    /// Gates of a Gated DeltaNet.
+    Gates,
+    /// The best of candidates.
+    Best,
+}
+
+use Piece::*;
+
+/// The kernels.
+pub(crate) mod kernels {
+    use super::*;
+
+    macro_rules! kernels {
+        ($($(#[$doc:meta])* $id:ident = $name:literal, [$($piece:ident),*], $reads:literal => $writes:literal,
+            [$($threads:literal),+] $(, $constant:literal in $values:expr)* ;)*) => {
+            $($(#[$doc])* pub static $id: Kernel = Kernel {
+                name: $name,
+                text: include_str!(concat!("shaders/", $name, ".wgsl")),
+                pieces: &[$($piece),*],
+                reads: $reads,
+                writes: $writes,
+                threads: &[$($threads),+],
+                constants: &[$(($constant, &$values)),*],
+            };)*
+
+            /// All of them, for tests.
+            #[cfg(test)]
+            pub static ALL: &[&Kernel] = &[$(&$id),*];
+        };
+    }
+
+    kernels! {
+        ADD_NORM = "add_norm", [Sum, Rms], 4 => 2, [64, 256];
+        APPEND = "append", [Store], 2 => 1, [128], "HALF" in [0, 1];
+        ATTENTION = "attention", [Store], 4 => 1, [128], "HALF" in [0, 1], "ROWS" in [1, 2, 4, 8],
+            "WORDS" in [1, 2, 4], "QUERY_QUADS" in [512];
+        ATTENTION_MERGE = "attention_merge", [], 1 => 1, [128];
+        COMBINE = "combine", [], 4 => 1, [128];
+        COMBINE_NORM = "combine_norm", [Sum, Rms], 4 => 1, [64, 256];
+        CONV = "conv", [], 3 => 1, [128];
+        CONV_WINDOW = "conv_window", [], 1 => 1, [128];
+        EMBED = "embed", [Codes], 3 => 1, [128];
+        EXPERTS_DOWN = "experts_down", [Codes, Input, Totals], 5 => 1, [64], "ROWS" in [4],
+            "ALIGNED" in [0, 1];
+        EXPERTS_UP = "experts_up", [Codes, Input, Totals, Activation], 4 => 1, [64], "ROWS" in [4],
+            "ACTIVATION" in [0, 1], "GATED" in [0, 1],
+            "ALIGNED" in [0, 1];
+        GATED_NORM = "gated_norm", [Sum, Rms], 3 => 1, [64, 256];
+        GDN = "gdn", [Gates], 5 => 2, [128], "ROWS" in [8], "KEYS" in [1, 2, 4, 8, 16, 32], "RAW" in [0, 1];
+        GDN_GATES = "gdn_gates", [Gates], 4 => 2, [128];
+        GDN_QK_NORM = "gdn_qk_norm", [Sum], 1 => 1, [64, 256];
+        GLU = "glu", [Activation], 2 => 1, [128], "ACTIVATION" in [0, 1];
+        HEADS = "heads", [Codes, Input, Totals], 3 => 1, [64], "ROWS" in [4], "ALIGNED" in [0, 1];
+        HEADS_TURNED = "heads_turned", [Codes], 3 => 1, [64];
+        MATVEC = "matvec", [Codes, Input, Totals], 5 => 1, [64], "ROWS" in [4], "TOKENS" in [1, 2, 4, 8],
+            "ALIGNED" in [0, 1];
+        NORM_ADD = "norm_add", [Sum, Rms], 4 => 1, [64, 256];
+        PART_OF_HEADS = "part_of_heads", [], 1 => 1, [128];
+        RMS_NORM = "rms_norm", [Sum, Rms], 2 => 1, [64, 256];
+        ROPE = "rope", [], 2 => 1, [128];
+        ROUTE_GROUPED = "route_grouped", [Best], 2 => 4, [64, 256];
+        ROUTE_SOFTMAX = "route_softmax", [Best, Sum], 2 => 2, [64, 256];
+        SIGMOID_GATE = "sigmoid_gate", [], 2 => 1, [128];
+        SOFT_CAP = "soft_cap", [], 1 => 1, [128];
+    }
+}
+
+/// A kernel with its constants: what is compiled.
+#[derive(Clone)]
+pub(crate) struct Variant {
+    pub kernel: &'static Kernel,
+    /// Format of its weight, if it has one.
+    pub format: Option<Format>,
+    pub threads: u32,
+    pub constants: Vec<(&'static str, u32)>,
+}
+
+impl Variant {
+    pub fn new(kernel: &'static Kernel, threads: u32) -> Self {
+        Self { kernel, format: None, threads, constants: Vec::new() }
+    }
+
+    pub fn with(mut self, name: &'static str, value: u32) -> Self {
+        self.constants.push((name, value));
+        self
+    }
+
+    pub fn format(self, format: Format) -> Self {
+        Self { format: Some(format), ..self }
+    }
+
+    /// Whether this is one of the variants that tests have seen.
+    pub fn declared(&self) -> bool {
+        let known = |(name, value): &(&str, u32)| {
+            self.kernel.constants.iter().any(|(n, values)| n == name && values.contains(value))
+        };
+        self.kernel.threads.contains(&self.threads)
+            && self.constants.len() == self.kernel.constants.len()
+            && self.constants.iter().all(known)
+    }
+
+    fn constant(&self, name: &str) -> Option<u32> {
+        self.constants.iter().find(|(n, _)| *n == name).map(|(_, value)| *value)
+    }
+
+    /// The whole text.
+    pub fn source(&self, subgroups: bool) -> String {
+        macro_rules! piece {
+            ($name:literal) => {
+                include_str!(concat!("shaders/", $name, ".wgsl"))
+            };
+        }
+        let mut text = String::new();
+        let mut number = |name: &str, value: u32| {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "const {name}: u32 = {value}u;");
+        };
+        number("THREADS", self.threads);
+        for (name, value) in &self.constants {
+            number(name, *value);
+        }
+        let (bits, group) = match self.format {
+            Some(Format::Affine { bits, group, .. }) => (bits, group),
+            Some(Format::Mxfp4 | Format::Mxfp8) => (1, 32),
+            Some(Format::Nvfp4) => (1, 16),
+            Some(Format::Plain(_) | Format::Fp8Blocks { .. }) | None => (1, 1),
+        };
+        number("BITS", bits);
+        number("GROUP", group as u32);
+        let _ = writeln!(text, "const MIDDLE: f32 = {}.0;", 1 << (bits - 1));
+        text.push_str(if subgroups { piece!("pieces/place_subgroup") } else { piece!("pieces/place_plain") });
+        text.push_str(piece!("pieces/prelude"));
+        for piece in self.kernel.pieces {
+            match piece {
+                Sum if subgroups => text.push_str(piece!("pieces/sum_subgroup")),
+                Sum => text.push_str(piece!("pieces/sum_shared")),
+                Totals if subgroups => text.push_str(piece!("pieces/totals_subgroup")),
+                Totals => text.push_str(piece!("pieces/totals_shared")),
+                Rms => text.push_str(piece!("pieces/rms")),
+                Activation => text.push_str(piece!("pieces/activation")),
+                Codes => self
+                    .format
+                    .iter()
+                    .flat_map(|format| codes(*format))
+                    .for_each(|piece| text.push_str(piece)),
+                Input if self.constant("ALIGNED") == Some(1) => text.push_str(piece!("pieces/input_aligned")),
+                Input => text.push_str(piece!("pieces/input_ragged")),
+                Store if self.constant("HALF") == Some(1) => text.push_str(piece!("pieces/store_f16")),
+                Store => text.push_str(piece!("pieces/store_f32")),
+                Gates => text.push_str(piece!("pieces/gates")),
+                Best => text.push_str(piece!("pieces/best")),
+            }
+        }
+        text.push_str(self.kernel.text);
+        text
+    }
+}
+
+impl PartialEq for Variant {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self.kernel, other.kernel)
+            && (self.format, self.threads, &self.constants) == (other.format, other.threads, &other.constants)
+    }
+}
+
+impl Eq for Variant {}
+
+impl Hash for Variant {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.kernel.name, self.format, self.threads, &self.constants).hash(state);
+    }
+}
+
+/// The pieces that read a format.
+fn codes(format: Format) -> [&'static str; 3] {
+    macro_rules! piece {
+        ($name:literal) => {
+            include_str!(concat!("shaders/formats/", $name, ".wgsl"))
+        };
+    }
+    let (numbers, scale) = match format {
+        Format::Affine { bits, scale, .. } => {
+            let numbers = match bits {
+                2 => piece!("affine2"),
+                4 => piece!("affine4"),
+                8 => piece!("affine8"),
+                _ => piece!("affine_odd"),
+            };
+            let scale = match scale {
+                Float::Bf16 => piece!("scale_bf16_pair"),
+                Float::F16 => piece!("scale_f16_pair"),
+                Float::F32 => piece!("scale_f32_pair"),
+            };
+            (numbers, scale)
+        }
+        Format::Mxfp4 => (piece!("e2m1"), piece!("scale_e8m0")),
+        Format::Mxfp8 => (piece!("e4m3"), piece!("scale_e8m0")),
+        Format::Nvfp4 => (piece!("e2m1"), piece!("scale_f32")),
+        Format::Plain(Float::Bf16) => (piece!("plain_bf16"), piece!("scale_none")),
+        Format::Plain(Float::F16) => (piece!("plain_f16"), piece!("scale_none")),
+        // Blocks are decoded when they are uploaded.
+        Format::Plain(Float::F32) | Format::Fp8Blocks { .. } => (piece!("plain_f32"), piece!("scale_none")),
+    };
+    [piece!("codes"), numbers, scale]
+}
+
+#[cfg(test)]
+mod tests {
+    use naga::valid::{Capabilities, ValidationFlags, Validator};
+
+    use super::*;
+
+    fn formats() -> Vec<Format> {
+        let floats = [Float::F32, Float::F16, Float::Bf16];
+        let affine = [2, 3, 4, 5, 6, 8].into_iter().flat_map(|bits| {
+            let group = move |group| floats.map(|scale| Format::Affine { bits, group, scale });
+            [32, 64, 128].into_iter().flat_map(group)
+        });
+        let others = [Format::Mxfp4, Format::Mxfp8, Format::Nvfp4];
+        affine.chain(others).chain(floats.map(Format::Plain)).collect()
+    }
+
+    /// What every GPU that wgpu runs on has, and subgroups.
+    const CAPABILITIES: Capabilities = Capabilities::SUBGROUP.union(Capabilities::SHADER_FLOAT16_IN_FLOAT32);
+
+    /// Every variant that can occur.
+    fn variants() -> Vec<Variant> {
+        let mut all = Vec::new();
+        for kernel in kernels::ALL {
+            let formats = if kernel.pieces.contains(&Codes) {
+                formats().into_iter().map(Some).collect()
+            } else {
+                vec![None]
+            };
+            let mut these: Vec<Variant> = Vec::new();
+            for format in formats {
+                these.extend(kernel.threads.iter().map(|t| Variant { format, ..Variant::new(kernel, *t) }));
+            }
+            for (name, values) in kernel.constants {
+                these = these
+                    .iter()
+                    .flat_map(|v| values.iter().map(|value| v.clone().with(name, *value)))
+                    .collect();
+            }
+            all.extend(these);
+        }
+        all
+    }
+
+    #[test]
+    fn every_variant_is_valid_and_becomes_msl_and_spirv() {
+        let variants = variants();
+        for variant in &variants {
+            for subgroups in [false, true] {
+                let source = variant.source(subgroups);
+                let name = format!("{} {:?} {:?}", variant.kernel.name, variant.format, variant.constants);
+                let module = naga::front::wgsl::parse_str(&source)
+                    .unwrap_or_else(|e| panic!("{name}: {}", e.emit_to_string(&source)));
+                let info = Validator::new(ValidationFlags::all(), CAPABILITIES)
+                    .validate(&module)
+                    .unwrap_or_else(|e| panic!("{name}: {}", e.emit_to_string(&source)));
+                let options = naga::back::spv::Options::default();
+                naga::back::spv::write_vec(&module, &info, &options, None)
+                    .unwrap_or_else(|e| panic!("{name}: {e}"));
+                let options = naga::back::msl::Options {
+                    lang_version: (2, 4),
+                    fake_missing_bindings: true,
+                    ..Default::default()
+                };
+                naga::back::msl::write_string(&module, &info, &options, &Default::default())
+                    .unwrap_or_else(|e| panic!("{name}: {e}"));
+            }
+        }
+        assert!(variants.len() > 500, "{}", variants.len());
+    }
+}

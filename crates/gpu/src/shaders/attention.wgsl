@@ -1,0 +1,247 @@
+// Softmax-weighted sums of values over a range of positions, for ROWS query rows that share a key head: the heads of its
+// group, of one token or of several. With several splits, each writes what it has to `partial`, and attention_merge
+// puts them together.
+//
+// A workgroup goes through the positions THREADS at a time: first a thread is a position, and has its score for every
+// row; then a thread is a word of value channels, and adds the values of all these positions.
+struct Params {
+    tokens: u32,
+    // First row of this sequence in the batch, and its position.
+    first_row: u32,
+    position: u32,
+    // Query heads, key heads.
+    heads: u32,
+    key_heads: u32,
+    // A query is [q | q_more].
+    width: u32,
+    width_more: u32,
+    // Words of a head in the caches of keys and values, of its value channels; value channels.
+    key_words: u32,
+    value_stride: u32,
+    value_words: u32,
+    value_width: u32,
+    slots: u32,
+    // Positions the sequence has.
+    len: u32,
+    // 0 all, 1 causal, else one more than the window.
+    mask: u32,
+    scale: f32,
+    // 0 for none.
+    soft_cap: f32,
+    splits: u32,
+    // Positions of a split.
+    split_len: u32,
+    // Workgroups that share the value channels of a split.
+    chunks: u32,
+}
+@group(1) @binding(0) var<uniform> params: Params;
+
+@group(0) @binding(0) var<storage, read> q: array<f32>;
+@group(0) @binding(1) var<storage, read> q_more: array<f32>;
+@group(0) @binding(2) var<storage, read> keys: array<u32>;
+@group(0) @binding(3) var<storage, read> values: array<u32>;
+// [token][head][value channel], or, with splits, [split][token][head][max, sum, value channels].
+@group(0) @binding(4) var<storage, read_write> y: array<f32>;
+
+// Words of the value channels that a workgroup takes: THREADS * WORDS.
+const CHANNELS: u32 = WORDS * WORD_VALUES;
+// Threads that look for the largest score of a row.
+const LANES: u32 = THREADS / ROWS;
+
+var<workgroup> queries: array<vec4<f32>, QUERY_QUADS>;
+var<workgroup> weights: array<f32, ROWS * THREADS>;
+var<workgroup> lane_values: array<f32, THREADS>;
+var<workgroup> row_max: array<f32, ROWS>;
+var<workgroup> row_keep: array<f32, ROWS>;
+var<workgroup> row_sum: array<f32, ROWS>;
+
+fn query(row: u32, channel: u32) -> f32 {
+    if channel < params.width {
+        return q[row * params.width + channel];
+    }
+    if channel < params.width + params.width_more {
+        return q_more[row * params.width_more + channel - params.width];
+    }
+    return 0.0;
+}
+
+fn key4(at: u32) -> vec4<f32> {
+    if WORD_VALUES == 1u {
+        return bitcast<vec4<f32>>(vec4(keys[at], keys[at + 1u], keys[at + 2u], keys[at + 3u]));
+    }
+    return vec4(unpacked(keys[at]), unpacked(keys[at + 1u]));
+}
+
+// The first position a token sees, and one past the last.
+fn seen(token: u32) -> vec2<u32> {
+    let end = params.position + token + 1u;
+    if params.mask == 0u {
+        return vec2(0u, params.len);
+    }
+    if params.mask == 1u {
+        return vec2(0u, end);
+    }
+    let window = params.mask - 1u;
+    return vec2(max(end, window) - window, end);
+}
+
+@compute @workgroup_size(THREADS)
+fn main(place: Place) {
+    let thread = place.thread;
+    let group = params.heads / params.key_heads;
+    let head = place.workgroup.y;
+    let split = place.workgroup.z / params.chunks;
+    let chunk = place.workgroup.z % params.chunks;
+    let first = place.workgroup.x * ROWS;
+    let count = params.tokens * group;
+    // Rows beyond the last repeat it, and are not written.
+    var tokens: array<u32, ROWS>;
+    var rows: array<u32, ROWS>;
+    for (var r = 0u; r < ROWS; r++) {
+        let n = min(first + r, count - 1u);
+        tokens[r] = n / group;
+        rows[r] = (params.first_row + n / group) * params.heads + head * group + n % group;
+    }
+    let quads = (params.width + params.width_more + 3u) / 4u;
+    for (var i = thread; i < ROWS * quads; i += THREADS) {
+        let n = min(first + i / quads, count - 1u);
+        let row = (params.first_row + n / group) * params.heads + head * group + n % group;
+        let c = i % quads * 4u;
+        queries[i] = params.scale * vec4(query(row, c), query(row, c + 1u), query(row, c + 2u), query(row, c + 3u));
+    }
+    if thread < ROWS {
+        row_max[thread] = LOWEST;
+    }
+    var sums: array<f32, ROWS>;
+    var results: array<f32, ROWS * CHANNELS>;
+    for (var r = 0u; r < ROWS; r++) {
+        sums[r] = 0.0;
+    }
+    for (var i = 0u; i < ROWS * CHANNELS; i++) {
+        results[i] = 0.0;
+    }
+    let range = vec2(
+        max(seen(tokens[0]).x, split * params.split_len),
+        min(seen(tokens[ROWS - 1u]).y, (split + 1u) * params.split_len),
+    );
+    workgroupBarrier();
+
+    for (var start = range.x; start < range.y; start += THREADS) {
+        // Scores.
+        let position = start + thread;
+        var scores: array<f32, ROWS>;
+        for (var r = 0u; r < ROWS; r++) {
+            scores[r] = 0.0;
+        }
+        if position < range.y {
+            let at = (position % params.slots * params.key_heads + head) * params.key_words;
+            for (var c = 0u; c < quads; c++) {
+                let key = key4(at + c * (4u / WORD_VALUES));
+                for (var r = 0u; r < ROWS; r++) {
+                    scores[r] += dot(queries[r * quads + c], key);
+                }
+            }
+        }
+        for (var r = 0u; r < ROWS; r++) {
+            if params.soft_cap != 0.0 {
+                scores[r] = params.soft_cap * bounded_tanh(scores[r] / params.soft_cap);
+            }
+            let limits = seen(tokens[r]);
+            if position >= range.y || position < limits.x || position >= limits.y {
+                scores[r] = LOWEST;
+            }
+            weights[r * THREADS + thread] = scores[r];
+        }
+        workgroupBarrier();
+        // The largest of each row, first over a lane's share, then over the lanes.
+        let lane_row = thread / LANES;
+        var largest = LOWEST;
+        for (var i = thread % LANES; i < THREADS; i += LANES) {
+            largest = max(largest, weights[lane_row * THREADS + i]);
+        }
+        lane_values[thread] = largest;
+        workgroupBarrier();
+        if thread < ROWS {
+            var now = row_max[thread];
+            for (var i = 0u; i < LANES; i++) {
+                now = max(now, lane_values[thread * LANES + i]);
+            }
+            row_keep[thread] = exp(row_max[thread] - now);
+            row_max[thread] = now;
+        }
+        workgroupBarrier();
+        // Weights.
+        for (var r = 0u; r < ROWS; r++) {
+            let weight = select(exp(scores[r] - row_max[r]), 0.0, scores[r] == LOWEST);
+            weights[r * THREADS + thread] = weight;
+            sums[r] = sums[r] * row_keep[r] + weight;
+            for (var c = 0u; c < CHANNELS; c++) {
+                results[r * CHANNELS + c] *= row_keep[r];
+            }
+        }
+        workgroupBarrier();
+        // Values.
+        let n = min(THREADS, range.y - start);
+        for (var j = 0u; j < n; j++) {
+            let at = ((start + j) % params.slots * params.key_heads + head) * params.value_stride;
+            for (var w = 0u; w < WORDS; w++) {
+                let word = (chunk * WORDS + w) * THREADS + thread;
+                if word < params.value_words {
+                    let pair = unpacked(values[at + word]);
+                    for (var r = 0u; r < ROWS; r++) {
+                        let weight = weights[r * THREADS + j];
+                        results[r * CHANNELS + w * WORD_VALUES] += weight * pair.x;
+                        if WORD_VALUES == 2u {
+                            results[r * CHANNELS + w * WORD_VALUES + 1u] += weight * pair.y;
+                        }
+                    }
+                }
+            }
+        }
+        workgroupBarrier();
+    }
+
+    // The sums of weights over all threads.
+    for (var r = 0u; r < ROWS; r++) {
+        weights[r * THREADS + thread] = sums[r];
+    }
+    workgroupBarrier();
+    var part = 0.0;
+    for (var i = thread % LANES; i < THREADS; i += LANES) {
+        part += weights[thread / LANES * THREADS + i];
+    }
+    lane_values[thread] = part;
+    workgroupBarrier();
+    if thread < ROWS {
+        var sum = 0.0;
+        for (var i = 0u; i < LANES; i++) {
+            sum += lane_values[thread * LANES + i];
+        }
+        row_sum[thread] = sum;
+    }
+    workgroupBarrier();
+
+    let several = params.splits > 1u;
+    let stride = params.value_width + select(0u, 2u, several);
+    for (var r = 0u; r < ROWS; r++) {
+        if first + r >= count {
+            break;
+        }
+        // Partial results count the rows of this sequence only.
+        let place_row = rows[r] - select(0u, params.first_row * params.heads, several);
+        let at = (split * params.tokens * params.heads * select(0u, 1u, several) + place_row) * stride;
+        if several && thread == 0u && chunk == 0u {
+            y[at] = row_max[r];
+            y[at + 1u] = row_sum[r];
+        }
+        let factor = select(1.0 / row_sum[r], 1.0, several);
+        for (var w = 0u; w < WORDS; w++) {
+            let channel = ((chunk * WORDS + w) * THREADS + thread) * WORD_VALUES;
+            for (var k = 0u; k < WORD_VALUES; k++) {
+                if channel + k < params.value_width {
+                    y[at + select(0u, 2u, several) + channel + k] = factor * results[r * CHANNELS + w * WORD_VALUES + k];
+                }
+            }
+        }
+    }
+}

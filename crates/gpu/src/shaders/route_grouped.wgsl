@@ -1,0 +1,88 @@
+// p = sigmoid(logits); the `top_k` largest p + bias, of the `kept` groups with the largest sums of their two best; weights
+// are the p of the chosen, normalised, times `scaling`. One token per workgroup.
+struct Params {
+    tokens: u32,
+    experts: u32,
+    top_k: u32,
+    groups: u32,
+    kept: u32,
+    renormalise: u32,
+    scaling: f32,
+}
+@group(1) @binding(0) var<uniform> params: Params;
+
+@group(0) @binding(0) var<storage, read> logits: array<f32>;
+@group(0) @binding(1) var<storage, read> bias: array<f32>;
+@group(0) @binding(2) var<storage, read_write> ids: array<u32>;
+@group(0) @binding(3) var<storage, read_write> weights: array<f32>;
+// [token][group]: the sum of a group's two best, then its rank.
+@group(0) @binding(4) var<storage, read_write> group_scores: array<f32>;
+@group(0) @binding(5) var<storage, read_write> group_ranks: array<u32>;
+
+fn score(start: u32, e: u32) -> f32 {
+    return comparable(sigmoid(logits[start + e]) + bias[e]);
+}
+
+@compute @workgroup_size(THREADS)
+fn main(place: Place) {
+    let token = folded(place);
+    if token >= params.tokens {
+        return;
+    }
+    let start = token * params.experts;
+    let size = params.experts / params.groups;
+    let first_group = token * params.groups;
+    if params.groups > 1u {
+        for (var g = place.thread; g < params.groups; g += THREADS) {
+            var best = LOWEST;
+            var second = LOWEST;
+            for (var e = g * size; e < (g + 1u) * size; e++) {
+                let s = score(start, e);
+                second = max(second, min(best, s));
+                best = max(best, s);
+            }
+            group_scores[first_group + g] = max(best + second, LOWEST);
+        }
+        storageBarrier();
+        workgroupBarrier();
+        for (var g = place.thread; g < params.groups; g += THREADS) {
+            let own = Candidate(group_scores[first_group + g], g);
+            var rank = 0u;
+            for (var other = 0u; other < params.groups; other++) {
+                if before(Candidate(group_scores[first_group + other], other), own) {
+                    rank++;
+                }
+            }
+            group_ranks[first_group + g] = rank;
+        }
+        storageBarrier();
+        workgroupBarrier();
+    }
+    var last = Candidate(0.0, NOBODY);
+    var sum = 0.0;
+    for (var k = 0u; k < params.top_k; k++) {
+        var own = Candidate(LOWEST, NOBODY);
+        for (var e = place.thread; e < params.experts; e += THREADS) {
+            if params.groups == 1u || group_ranks[first_group + e / size] < params.kept {
+                let candidate = Candidate(score(start, e), e);
+                if (k == 0u || before(last, candidate)) && before(candidate, own) {
+                    own = candidate;
+                }
+            }
+        }
+        last = workgroup_best(own, place);
+        let weight = sigmoid(logits[start + last.index]);
+        sum += weight;
+        if place.thread == 0u {
+            ids[token * params.top_k + k] = last.index;
+            weights[token * params.top_k + k] = weight;
+        }
+    }
+    if place.thread == 0u {
+        // The crumb keeps sigmoids that have all underflowed at zero.
+        let factor = params.scaling / select(1.0, sum + 1e-20, params.renormalise != 0u);
+        for (var k = 0u; k < params.top_k; k++) {
+            weights[token * params.top_k + k] *= factor;
+        }
+    }
+}
