@@ -3,7 +3,7 @@
 
 use std::sync::OnceLock;
 
-use backend::{Backend, CacheFloat};
+use backend::{Backend, CacheFloat, GroupedSigmoid};
 use conformance::models::{Fixture, fixtures, greedy, logits_in_chunks, relative_error};
 use conformance::{Outcome, run_all};
 use gpu::{Choice, Gpu, Options};
@@ -72,7 +72,12 @@ fn operations() {
 
 #[test]
 fn operations_without_subgroups_and_with_weights_in_parts() {
-    let options = Options { adapter: Choice::Any, largest_binding: Some(64 << 10), no_subgroups: true };
+    let options = Options {
+        adapter: Choice::Any,
+        largest_part: Some(8 << 10),
+        no_subgroups: true,
+        ..Options::default()
+    };
     if let Some(gpu) = open(&options) {
         report(&run_all(&gpu, None));
     }
@@ -144,4 +149,57 @@ fn sequences_in_one_batch_do_not_meet() {
             assert!(error < 1e-3, "{}: {error:.1e}", fixture.name);
         }
     });
+}
+
+/// Runs that a real GPU repeats; software does a few.
+fn repeats(gpu: &Gpu) -> usize {
+    if gpu.adapter().software { 10 } else { 1000 }
+}
+
+#[test]
+fn routing_repeats_bit_by_bit() {
+    let Some(gpu) = gpu() else { return };
+    let (tokens, experts, top_k) = (512, 256, 8);
+    let mut rng = conformance::random::Rng::named("routing repeats");
+    let values: Vec<f32> = (0..tokens * experts).map(|_| rng.normal()).collect();
+    let logits = gpu.upload(tokens, experts, &values).unwrap();
+    let bias = gpu.upload(1, experts, &values[..experts]).unwrap();
+    let spec = GroupedSigmoid { top_k, groups: 8, kept_groups: 4, renormalise: true, scaling: 2.5 };
+    let route = || {
+        let softmax = gpu.read_routes(&gpu.route_softmax(&logits, top_k, true).unwrap()).unwrap();
+        let grouped = gpu.read_routes(&gpu.route_sigmoid_grouped(&logits, &bias, &spec).unwrap()).unwrap();
+        [softmax, grouped]
+    };
+    let first = route();
+    for i in 1..repeats(&gpu) {
+        assert!(route() == first, "run {i} differs");
+    }
+}
+
+/// A step of every family, from the same state. `PLEIAD_REPEAT` may name a folder of a larger model to take instead.
+#[test]
+fn decode_steps_repeat_bit_by_bit() {
+    let Some(gpu) = gpu() else { return };
+    let names = ["qwen3_5_moe-4bit", "deepseek_v3-4bit", "gemma4-moe-4bit"];
+    let folders = match std::env::var_os("PLEIAD_REPEAT") {
+        Some(folder) => vec![folder.into()],
+        None => names.iter().map(|name| conformance::models::fixtures_folder().join(name)).collect(),
+    };
+    for folder in folders {
+        let checkpoint = checkpoint::Checkpoint::open(&folder).unwrap();
+        let model = Model::load(&checkpoint, gpu.clone()).unwrap();
+        let mut state = model.state(CacheFloat::F16).unwrap();
+        let prompt: Vec<u32> = (0..40).collect();
+        logits_in_chunks(&model, &mut state, &prompt, 64).unwrap();
+        let start = state.snapshot(&gpu).unwrap();
+        let mut step = || {
+            assert!(state.restore(&gpu, &start).unwrap());
+            logits_in_chunks(&model, &mut state, &[7], 1).unwrap()
+        };
+        let first = step();
+        for i in 1..repeats(&gpu) {
+            let same = step().iter().map(|v| v.to_bits()).eq(first.iter().map(|v| v.to_bits()));
+            assert!(same, "{}: run {i} differs", folder.display());
+        }
+    }
 }

@@ -2,7 +2,8 @@
 
 use ::backend::{
     Activation, Attention, Backend, Batch, Error, Factor, GdnShape, GdnWeights, GroupedSigmoid, Handle,
-    KvImage, KvShape, LatentAttention, Mask, RecurrentImage, Result, RopeSpec, Shape, Shared, Span, check,
+    KvImage, KvShape, LatentAttention, Mask, OperationTime, RecurrentImage, Result, RopeSpec, Shape, Shared,
+    Span, check,
 };
 use checkpoint::Weight;
 
@@ -67,6 +68,10 @@ impl Backend for Gpu {
 
     fn free_memory(&self) -> Option<u64> {
         self.device.free_memory()
+    }
+
+    fn take_profile(&self) -> Vec<OperationTime> {
+        self.recorder.take_profile()
     }
 
     fn matrix(&self, weight: &Weight) -> Result<Matrix> {

@@ -84,6 +84,8 @@ pub(crate) struct Device {
     pub info: wgpu::AdapterInfo,
     /// Most bytes of one binding.
     pub largest_binding: u64,
+    /// Most bytes of weights in one buffer.
+    pub largest_part: u64,
     /// Bytes of memory that the adapter has of its own, where that can be known.
     pub memory: Option<u64>,
     /// Bytes of all buffers.
@@ -109,6 +111,8 @@ impl Device {
 
     fn open_adapter(adapter: Adapter, raw: &wgpu::Adapter, options: &Options) -> Result<Self> {
         let wanted = wgpu::Features::SUBGROUP | wgpu::Features::PIPELINE_CACHE;
+        let clock = wgpu::Features::TIMESTAMP_QUERY | wgpu::Features::TIMESTAMP_QUERY_INSIDE_PASSES;
+        let wanted = if options.profile { wanted | clock } else { wanted };
         let mut features = raw.features() & wanted;
         if options.no_subgroups {
             features.remove(wgpu::Features::SUBGROUP);
@@ -116,8 +120,7 @@ impl Device {
         // What the adapter allows: kernels keep to wgpu's defaults, but buffers of weights profit from all there is.
         let limits = raw.limits();
         let largest_binding = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size);
-        let largest_binding =
-            options.largest_binding.map_or(largest_binding, |most| most.min(largest_binding));
+        let largest_part = options.largest_part.map_or(largest_binding, |most| most.min(largest_binding));
         let descriptor = wgpu::DeviceDescriptor {
             label: None,
             required_features: features,
@@ -148,6 +151,7 @@ impl Device {
             queue,
             info,
             largest_binding,
+            largest_part,
             used: AtomicU64::new(0),
             stale: AtomicBool::new(false),
             trouble,

@@ -10,8 +10,11 @@ mod device;
 mod ops;
 mod pipelines;
 mod pool;
+mod profile;
 mod recorder;
 mod recurrent;
+#[cfg(test)]
+mod roofline;
 mod shader;
 mod tensor;
 mod upload;
@@ -41,10 +44,12 @@ use upload::Uploads;
 pub struct Options {
     /// Which adapter.
     pub adapter: Choice,
-    /// Never bind more bytes at once than this, whatever the adapter allows: for tests of weights that have to be split.
-    pub largest_binding: Option<u64>,
+    /// Most bytes of weights in one buffer, if less than the adapter allows: for tests of weights in several parts.
+    pub largest_part: Option<u64>,
     /// Do without subgroup operations even where the adapter has them: for tests.
     pub no_subgroups: bool,
+    /// Whether to measure the time spent in each kernel, where the adapter can.
+    pub profile: bool,
 }
 
 /// A GPU. Clones are the same one.
@@ -64,7 +69,8 @@ impl Gpu {
         let device = Arc::new(Device::open(options)?);
         let uploads = Arc::new(Uploads::new(device.clone())?);
         let pipelines = Arc::new(Pipelines::new(device.clone()));
-        let recorder = Recorder::new(device.clone(), uploads.gate.clone(), &pipelines.params_layout);
+        let recorder =
+            Recorder::new(device.clone(), uploads.gate.clone(), &pipelines.params_layout, options.profile);
         let pool = Arc::new(Pool::new(device.clone()));
         Ok(Self { device, pool, pipelines, recorder: Arc::new(recorder), uploads, ropes: Arc::default() })
     }

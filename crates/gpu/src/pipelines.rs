@@ -10,6 +10,7 @@ use crate::shader::Variant;
 
 /// A kernel ready to run.
 pub(crate) struct Pipeline {
+    pub name: &'static str,
     pub wgpu: wgpu::ComputePipeline,
     pub buffers_layout: wgpu::BindGroupLayout,
     /// Equal for equal layouts.
@@ -128,7 +129,13 @@ impl Pipelines {
             },
             cache: self.kept.as_ref(),
         });
-        Pipeline { wgpu, buffers_layout, layout_id: (reads * 16 + writes) as u64, bindings: reads + writes }
+        Pipeline {
+            name,
+            wgpu,
+            buffers_layout,
+            layout_id: (reads * 16 + writes) as u64,
+            bindings: reads + writes,
+        }
     }
 }
 

@@ -8,15 +8,19 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ::backend::{Error, Result};
+use ::backend::{Error, OperationTime, Result};
 
 use crate::device::Device;
 use crate::pipelines::Pipeline;
 use crate::pool::Buffer;
+use crate::profile::Clock;
 use crate::upload::Gate;
 
 /// Dispatches of one submission: enough to keep the device busy while the next are recorded.
 const PER_SUBMISSION: usize = 128;
+
+/// Bind groups that are remembered: more than a token needs, however many layers.
+const MOST_GROUPS: usize = 8192;
 
 /// Numbers a kernel takes at most.
 pub(crate) const MOST_PARAMS: usize = 32;
@@ -41,6 +45,8 @@ struct State {
     numbers: Vec<u8>,
     recorded: usize,
     groups: HashMap<Vec<u64>, wgpu::BindGroup>,
+    /// Present when times are wanted.
+    clock: Option<Clock>,
 }
 
 /// Which bytes are copied from one buffer into another.
@@ -52,7 +58,7 @@ pub(crate) struct Copy {
 }
 
 impl Recorder {
-    pub fn new(device: Arc<Device>, gate: Arc<Gate>, layout: &wgpu::BindGroupLayout) -> Self {
+    pub fn new(device: Arc<Device>, gate: Arc<Gate>, layout: &wgpu::BindGroupLayout, profile: bool) -> Self {
         let stride = (4 * MOST_PARAMS as u32)
             .next_multiple_of(device.wgpu.limits().min_uniform_buffer_offset_alignment);
         let params = device.wgpu.create_buffer(&wgpu::BufferDescriptor {
@@ -73,13 +79,20 @@ impl Recorder {
                 }),
             }],
         });
-        let (state, dispatches) = (Mutex::default(), AtomicU64::new(0));
+        let clock = profile.then(|| Clock::new(&device, PER_SUBMISSION)).flatten();
+        let state = Mutex::new(State { clock, ..State::default() });
+        let dispatches = AtomicU64::new(0);
         Self { device, gate, params, params_group, stride, state, dispatches }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         // A panic in between leaves at worst a dispatch unrecorded.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Time spent in each kernel since the last call.
+    pub fn take_profile(&self) -> Vec<OperationTime> {
+        self.state().clock.as_mut().map(Clock::take).unwrap_or_default()
     }
 
     pub fn dispatches(&self) -> u64 {
@@ -96,7 +109,7 @@ impl Recorder {
         if state.recorded == PER_SUBMISSION {
             self.submit_state(&mut state);
         }
-        let State { pass, encoder, numbers: slots, recorded, groups } = &mut *state;
+        let State { pass, encoder, numbers: slots, recorded, groups, clock } = &mut *state;
         let pass = pass.get_or_insert_with(|| {
             let encoder =
                 encoder.get_or_insert_with(|| self.device.wgpu.create_command_encoder(&Default::default()));
@@ -122,10 +135,16 @@ impl Recorder {
         let offset = *recorded as u32 * self.stride;
         slots.resize(offset as usize, 0);
         slots.extend(numbers.iter().flat_map(|n| n.to_ne_bytes()));
-        pass.set_pipeline(&pipeline.wgpu);
-        pass.set_bind_group(0, &*group, &[]);
-        pass.set_bind_group(1, &self.params_group, &[offset]);
-        pass.dispatch_workgroups(grid[0], grid[1], grid[2]);
+        let record = |pass: &mut wgpu::ComputePass<'static>| {
+            pass.set_pipeline(&pipeline.wgpu);
+            pass.set_bind_group(0, &*group, &[]);
+            pass.set_bind_group(1, &self.params_group, &[offset]);
+            pass.dispatch_workgroups(grid[0], grid[1], grid[2]);
+        };
+        match clock {
+            Some(clock) => clock.around(pipeline.name, pass, record),
+            None => record(pass),
+        }
         *recorded += 1;
         self.dispatches.fetch_add(1, Ordering::Relaxed);
     }
@@ -167,13 +186,19 @@ impl Recorder {
 
     fn submit_state(&self, state: &mut State) {
         state.pass = None;
-        let Some(encoder) = state.encoder.take() else { return };
+        let Some(mut encoder) = state.encoder.take() else { return };
+        if let Some(clock) = &state.clock {
+            clock.resolve(&mut encoder);
+        }
         self.gate.wait();
         self.device.queue.write_buffer(&self.params, 0, &state.numbers);
         self.device.queue.submit([encoder.finish()]);
         state.numbers.clear();
         state.recorded = 0;
-        if self.device.stale.swap(false, Ordering::Relaxed) {
+        if let Some(clock) = &mut state.clock {
+            clock.collect(&self.device);
+        }
+        if self.device.stale.swap(false, Ordering::Relaxed) || state.groups.len() > MOST_GROUPS {
             state.groups.clear();
         }
     }

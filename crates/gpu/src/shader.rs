@@ -38,6 +38,8 @@ enum Piece {
     Codes,
     /// Rows of inputs, eight values at a time.
     Input,
+    /// Products of many rows with many inputs.
+    Tile,
     /// Words of a cache.
     Store,
     /// Gates of a Gated DeltaNet.
@@ -82,8 +84,12 @@ pub(crate) mod kernels {
         CONV = "conv", [], 3 => 1, [128];
         CONV_WINDOW = "conv_window", [], 1 => 1, [128];
         EMBED = "embed", [Codes], 3 => 1, [128];
+        EXPERT_LISTS = "expert_lists", [], 1 => 2, [64];
+        EXPERT_TILES = "expert_tiles", [], 1 => 1, [256];
         EXPERTS_DOWN = "experts_down", [Codes, Input, Totals], 5 => 1, [64], "ROWS" in [4],
             "ALIGNED" in [0, 1];
+        EXPERTS_TILED = "experts_tiled", [Codes, Input, Tile, Activation], 5 => 1, [256], "SHARE" in [1, 2, 4],
+            "ACTIVATION" in [0, 1], "GATED" in [0, 1], "ALIGNED" in [0, 1];
         EXPERTS_UP = "experts_up", [Codes, Input, Totals, Activation], 4 => 1, [64], "ROWS" in [4],
             "ACTIVATION" in [0, 1], "GATED" in [0, 1],
             "ALIGNED" in [0, 1];
@@ -94,6 +100,7 @@ pub(crate) mod kernels {
         GLU = "glu", [Activation], 2 => 1, [128], "ACTIVATION" in [0, 1];
         HEADS = "heads", [Codes, Input, Totals], 3 => 1, [64], "ROWS" in [4], "ALIGNED" in [0, 1];
         HEADS_TURNED = "heads_turned", [Codes], 3 => 1, [64];
+        MATMUL = "matmul", [Codes, Input, Tile], 5 => 1, [256], "SHARE" in [1, 2, 4], "ALIGNED" in [0, 1];
         MATVEC = "matvec", [Codes, Input, Totals], 5 => 1, [64], "ROWS" in [4], "TOKENS" in [1, 2, 4, 8],
             "ALIGNED" in [0, 1];
         NORM_ADD = "norm_add", [Sum, Rms], 4 => 1, [64, 256];
@@ -104,6 +111,7 @@ pub(crate) mod kernels {
         ROUTE_SOFTMAX = "route_softmax", [Best, Sum], 2 => 2, [64, 256];
         SIGMOID_GATE = "sigmoid_gate", [], 2 => 1, [128];
         SOFT_CAP = "soft_cap", [], 1 => 1, [128];
+        WEIGHTED_SUM = "weighted_sum", [], 2 => 1, [128];
     }
 }
 
@@ -187,6 +195,7 @@ impl Variant {
                     .for_each(|piece| text.push_str(piece)),
                 Input if self.constant("ALIGNED") == Some(1) => text.push_str(piece!("pieces/input_aligned")),
                 Input => text.push_str(piece!("pieces/input_ragged")),
+                Tile => text.push_str(piece!("pieces/tile")),
                 Store if self.constant("HALF") == Some(1) => text.push_str(piece!("pieces/store_f16")),
                 Store => text.push_str(piece!("pieces/store_f32")),
                 Gates => text.push_str(piece!("pieces/gates")),

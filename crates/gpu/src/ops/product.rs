@@ -10,9 +10,27 @@ use crate::shader::{Kernel, Variant, kernels};
 use crate::weights::{Experts, HeadMatrices, Matrix, Stack, UpStacks};
 use crate::{Gpu, Tensor};
 
-/// Threads of a workgroup of a product, and its rows.
+/// Threads of a workgroup of a product with few tokens, and its rows.
 const THREADS: u32 = 64;
 const ROWS: usize = 4;
+
+/// Rows of a tile.
+const TILE_ROWS: usize = 64;
+
+/// Most tokens for which a product goes row by row.
+const FEW: usize = 8;
+
+/// Tokens of a tile, by sixteens: no more than are needed.
+fn share(tokens: usize) -> usize {
+    [1, 2].into_iter().find(|share| tokens <= 16 * share).unwrap_or(4)
+}
+
+fn tiles_of(kernel: &'static Kernel, stack: &Stack, share: usize) -> Variant {
+    Variant::new(kernel, 256)
+        .format(stack.format)
+        .with("SHARE", share as u32)
+        .with("ALIGNED", stack.aligned())
+}
 
 fn rows_of(kernel: &'static Kernel, stack: &Stack) -> Variant {
     Variant::new(kernel, THREADS)
@@ -49,15 +67,19 @@ impl Gpu {
         let (n, out) = (x.shape().rows, weight.rows);
         let y = self.tensor(n, out)?;
         let stack = &weight.stack;
-        let tokens = [1, 2, 4].into_iter().find(|t| n <= *t).unwrap_or(8);
-        let variant = rows_of(&kernels::MATVEC, stack).with("TOKENS", tokens as u32);
+        let (variant, rows, tokens) = if n <= FEW {
+            let tokens = [1, 2, 4].into_iter().find(|t| n <= *t).unwrap_or(8);
+            (rows_of(&kernels::MATVEC, stack).with("TOKENS", tokens as u32), ROWS, tokens)
+        } else {
+            (tiles_of(&kernels::MATMUL, stack, share(n)), TILE_ROWS, 16 * share(n))
+        };
         for part in &stack.parts {
             let has = [weight.bias.is_some(), residual.is_some()].map(usize::from);
             let numbers = chain(stack, [part.rows.len(), part.rows.start, n, out, has[0], has[1]]);
             let bias = weight.bias.as_ref().unwrap_or(x).buffer();
             let residual = residual.unwrap_or(x).buffer();
             let buffers = [&part.codes, &part.scales, x.buffer(), bias, residual, y.buffer()];
-            let [across, down, _] = folded(part.rows.len().div_ceil(ROWS));
+            let [across, down, _] = folded(part.rows.len().div_ceil(rows));
             self.run(&variant, &buffers, &numbers, [across, down, n.div_ceil(tokens) as u32]);
         }
         Ok(y)
@@ -115,6 +137,10 @@ impl Gpu {
         activation: Activation,
     ) -> Result<Tensor> {
         let tokens = routes.tokens;
+        // Tiles pay once an expert has several tokens.
+        if tokens * routes.top_k >= 2 * weights.count && tokens > FEW {
+            return self.experts_of_many(x, routes, weights, activation);
+        }
         let hidden = match &weights.up {
             UpStacks::Alternating(stack) => {
                 self.experts_up(x, routes, stack, weights.width, Some(activation))?
@@ -142,4 +168,82 @@ impl Gpu {
         }
         Ok(y)
     }
+
+    /// The same for many tokens: pairs are sorted by expert, each expert's tokens go together, and results are summed
+    /// per token at the end.
+    fn experts_of_many(
+        &self,
+        x: &Tensor,
+        routes: &Routes,
+        weights: &Experts,
+        activation: Activation,
+    ) -> Result<Tensor> {
+        let (tokens, pairs, experts) = (routes.tokens, routes.tokens * routes.top_k, weights.count);
+        let share = share(pairs.div_ceil(experts));
+        let groups = Groups {
+            list: self.pool.take(4 * pairs as u64)?,
+            // Every expert may leave a tile that is not full.
+            tiles: pairs / (16 * share) + experts,
+            table: self.pool.take(16 * (pairs / (16 * share) + experts) as u64)?,
+            share,
+        };
+        let spans = self.pool.take(8 * experts as u64)?;
+        let variant = Variant::new(&kernels::EXPERT_LISTS, 64);
+        let numbers = [pairs as u32, experts as u32];
+        self.run(&variant, &[&routes.ids, &groups.list, &spans], &numbers, folded(experts));
+        let variant = Variant::new(&kernels::EXPERT_TILES, 256);
+        let numbers = [experts, groups.tiles, 16 * share].map(|n| n as u32);
+        self.run(&variant, &[&spans, &groups.table], &numbers, [1, 1, 1]);
+
+        let (width, k) = (weights.width, routes.top_k);
+        let hidden = match &weights.up {
+            UpStacks::Alternating(stack) => {
+                self.tiled(x, stack, [2 * width, pairs, k], Some(activation), &groups)?
+            }
+            UpStacks::Apart { gate, up } => {
+                let gate = self.tiled(x, gate, [width, pairs, k], None, &groups)?;
+                let up = self.tiled(x, up, [width, pairs, k], None, &groups)?;
+                self.glu_of(&gate, &up, activation)?
+            }
+        };
+        let rows = weights.hidden;
+        let z = self.tiled(&hidden, &weights.down, [rows, pairs, 1], None, &groups)?;
+        let y = self.tensor(tokens, rows)?;
+        let numbers = [tokens * rows, rows, k].map(|n| n as u32);
+        let buffers = [z.buffer(), &*routes.weights, y.buffer()];
+        self.run_each(&each(&kernels::WEIGHTED_SUM), &buffers, &numbers, tokens * rows);
+        Ok(y)
+    }
+
+    /// `h[p] = W_e x[p / per]` for every pair, its expert being e; `rows` are those of one expert.
+    fn tiled(
+        &self,
+        x: &Tensor,
+        stack: &Stack,
+        [rows, pairs, per]: [usize; 3],
+        activation: Option<Activation>,
+        groups: &Groups,
+    ) -> Result<Tensor> {
+        let gated = usize::from(activation.is_some());
+        let h = self.tensor(pairs, rows / (1 + gated))?;
+        let variant = tiles_of(&kernels::EXPERTS_TILED, stack, groups.share)
+            .with("ACTIVATION", activation.map_or(0, number))
+            .with("GATED", gated as u32);
+        for part in &stack.parts {
+            let numbers = chain(stack, [part.rows.start, part.rows.end, rows, per]);
+            let buffers = [&part.codes, &part.scales, x.buffer(), &groups.list, &groups.table, h.buffer()];
+            self.run(&variant, &buffers, &numbers, by_item(rows.div_ceil(TILE_ROWS), groups.tiles));
+        }
+        Ok(h)
+    }
+}
+
+/// Pairs of tokens and experts, sorted by expert and cut into tiles.
+struct Groups {
+    list: Buffer,
+    table: Buffer,
+    /// Tiles there can be at most.
+    tiles: usize,
+    /// Tokens of a tile, by sixteens.
+    share: usize,
 }
