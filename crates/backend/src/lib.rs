@@ -12,6 +12,7 @@ mod operations;
 mod profile;
 mod rope;
 mod shapes;
+mod top;
 
 pub use batch::{Batch, Span};
 pub use error::{Error, Result};
@@ -22,3 +23,4 @@ pub use shapes::{
     Activation, Attention, CacheFloat, Factor, GdnShape, GdnWeights, GroupedSigmoid, Handle, KvImage,
     KvShape, LatentAttention, Mask, MlaWeights, RecurrentImage, Shape, Shared,
 };
+pub use top::largest;

@@ -75,6 +75,14 @@ pub trait Backend: Sized + 'static {
     /// Waits for everything recorded so far and returns the values of `x`, row after row.
     fn read(&self, x: &Self::Tensor) -> Result<Vec<f32>>;
 
+    /// Waits, and returns the `k` largest values of each row of `x` with their columns, largest first, ties to the lower
+    /// column; all values of a row that has fewer. A value that is not a number comes before all others, so that it
+    /// does not go unnoticed.
+    fn read_top(&self, x: &Self::Tensor, k: usize) -> Result<Vec<Vec<(u32, f32)>>> {
+        let (values, cols) = (self.read(x)?, x.shape().cols);
+        Ok(values.chunks_exact(cols.max(1)).map(|row| crate::top::largest(row, k)).collect())
+    }
+
     /// Waits, and returns expert ids and weights, K per token.
     fn read_routes(&self, routes: &Self::Routes) -> Result<(Vec<u32>, Vec<f32>)>;
 

@@ -189,7 +189,8 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    fn step(&self, sequence: &mut Sequence<B>, tokens: &[u32], logits: Logits) -> Result<Vec<f32>, Error> {
+    /// Runs some tokens; the sequence then holds the logits of the last one, if any were wanted.
+    fn step(&self, sequence: &mut Sequence<B>, tokens: &[u32], logits: Logits) -> Result<(), Error> {
         let mut requests = [Request { tokens, state: &mut sequence.state, logits }];
         let rows = match self.model.step(&mut requests) {
             Ok(rows) => rows,
@@ -200,8 +201,21 @@ impl<B: Backend> Engine<B> {
             }
         };
         sequence.tokens.extend_from_slice(tokens);
-        sequence.logits = None;
-        rows.map_or(Ok(Vec::new()), |rows| Ok(self.model.backend().read(&rows)?))
+        sequence.logits = rows;
+        Ok(())
+    }
+
+    /// Chooses the token that follows. Reads no more of the logits than the sampler needs.
+    fn sample(&self, logits: &B::Tensor, history: &[u32], sampler: &mut Sampler) -> Result<u32, Error> {
+        let backend = self.model.backend();
+        let sampled = match sampler.needed() {
+            Some(k) => {
+                let top = backend.read_top(logits, k)?;
+                sampler.sample_largest(top.first().map_or(&[], Vec::as_slice))?
+            }
+            None => sampler.sample(&backend.read(logits)?, history)?,
+        };
+        Ok(sampled.id)
     }
 
     /// Brings a sequence to `prompt`, keeping what it has in common with what was seen, and returns how many tokens
@@ -234,10 +248,8 @@ impl<B: Backend> Engine<B> {
             }
             let last = end == prompt.len();
             let wanted = if last { Logits::Last } else { Logits::None };
-            let logits = self.step(sequence, &prompt[done..end], wanted)?;
-            if last {
-                sequence.logits = Some(logits);
-            } else if end == stable {
+            self.step(sequence, &prompt[done..end], wanted)?;
+            if !last && end == stable {
                 sequence.mark(self.model.backend())?;
             }
             done = end;
@@ -251,7 +263,10 @@ impl<B: Backend> Engine<B> {
         let mut sequence = self.sequence()?;
         let mut rows = Vec::new();
         for chunk in ids.chunks(self.chunk) {
-            rows.extend(self.step(&mut sequence, chunk, Logits::All)?);
+            self.step(&mut sequence, chunk, Logits::All)?;
+            if let Some(logits) = &sequence.logits {
+                rows.extend(self.model.backend().read(logits)?);
+            }
         }
         Ok(rows)
     }
@@ -285,7 +300,7 @@ impl<B: Backend> Engine<B> {
             if generated.ids.len() == task.max_tokens.unwrap_or(usize::MAX) {
                 break Finish::Length;
             }
-            let id = sampler.sample(logits, &sequence.tokens)?.id;
+            let id = self.sample(logits, &sequence.tokens, sampler)?;
             if task.end_ids.contains(&id) {
                 break Finish::End;
             }
@@ -299,7 +314,7 @@ impl<B: Backend> Engine<B> {
             if sequence.tokens.len() == self.context {
                 break Finish::Context;
             }
-            sequence.logits = Some(self.step(sequence, &[id], Logits::Last)?);
+            self.step(sequence, &[id], Logits::Last)?;
         };
         generated.decode_time = started.elapsed();
         Ok(generated)

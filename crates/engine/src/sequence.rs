@@ -13,8 +13,8 @@ const SNAPSHOTS: usize = 2;
 pub struct Sequence<B: Backend> {
     pub(crate) tokens: Vec<u32>,
     pub(crate) state: State<B>,
-    /// Logits after the last token, when they were computed.
-    pub(crate) logits: Option<Vec<f32>>,
+    /// Logits after the last token, when they were computed; they stay on the device until somebody reads them.
+    pub(crate) logits: Option<B::Tensor>,
     /// Places to return to, oldest first; only for models with recurrent layers.
     snapshots: Vec<RecurrentSnapshot<B>>,
 }
@@ -25,7 +25,7 @@ pub fn common_prefix(a: &[u32], b: &[u32]) -> usize {
 }
 
 impl<B: Backend> Sequence<B> {
-    pub(crate) fn new(state: State<B>, tokens: Vec<u32>, logits: Option<Vec<f32>>) -> Self {
+    pub(crate) fn new(state: State<B>, tokens: Vec<u32>, logits: Option<B::Tensor>) -> Self {
         Self { tokens, state, logits, snapshots: Vec::new() }
     }
 

@@ -139,7 +139,8 @@ impl<B: Backend> Engine<B> {
         let ids = sequence.tokens.iter().flat_map(|id| id.to_le_bytes()).collect();
         parts.push("tokens".into(), Dtype::U32, vec![sequence.tokens.len()], ids);
         if let Some(logits) = &sequence.logits {
-            parts.push("logits".into(), Dtype::F32, vec![logits.len()], floats(logits));
+            let logits = self.model().backend().read(logits)?;
+            parts.push("logits".into(), Dtype::F32, vec![logits.len()], floats(&logits));
         }
         for (i, (shape, layer)) in
             self.model().layer_shapes(self.cache()).iter().zip(&image.layers).enumerate()
@@ -189,6 +190,8 @@ impl<B: Backend> Engine<B> {
         let layers = shapes.iter().enumerate().map(|(i, shape)| file.layer(i, shape, &header));
         let image = StateImage { len: header.tokens, layers: layers.collect::<Result<_, Error>>()? };
         let state = self.model().state_from(&image, self.cache())?;
+        let upload = |logits: Vec<f32>| self.model().backend().upload(1, vocabulary, &logits);
+        let logits = logits.map(upload).transpose()?;
         Ok(Sequence::new(state, tokens, logits))
     }
 }

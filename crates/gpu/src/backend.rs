@@ -122,6 +122,10 @@ impl Backend for Gpu {
         Ok(floats(&bytes))
     }
 
+    fn read_top(&self, x: &Tensor, k: usize) -> Result<Vec<Vec<(u32, f32)>>> {
+        self.top(x, k)
+    }
+
     fn read_routes(&self, routes: &Routes) -> Result<(Vec<u32>, Vec<f32>)> {
         let len = 4 * (routes.tokens * routes.top_k) as u64;
         let [ids, weights] = self.recorder.read([(&routes.ids, len), (&routes.weights, len)])?;

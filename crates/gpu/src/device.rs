@@ -209,7 +209,11 @@ fn none_suitable(choice: Choice, all: &[(Adapter, wgpu::Adapter)]) -> Error {
     Error::Device(match (choice, list.is_empty()) {
         (_, true) => "no GPU was found: there is no Vulkan, Metal or DX12 driver that offers one".into(),
         (Choice::Index(index), _) => format!("there is no GPU {index}: there is {}", list.join(", ")),
-        _ => format!("no GPU was found, only {}: choose it by its number if you mean it", list.join(", ")),
+        _ => format!(
+            "no GPU was found, only {}; choose it by its number (--gpu {}) if you mean it",
+            list.join(", "),
+            all[0].0.index
+        ),
     })
 }
 

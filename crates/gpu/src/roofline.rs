@@ -66,6 +66,19 @@ fn roofline() {
     });
     println!("a dependent dispatch: {:.2} us", empty * 1e6);
 
+    let started = Instant::now();
+    for i in 0..1000 {
+        let (x, y) = (&outputs[i % 2], &outputs[(i + 1) % 2]);
+        let variant = Variant::new(&kernels::SIGMOID_GATE, 128);
+        gpu.run_each(&variant, &[x.buffer(), small.buffer(), y.buffer()], &[64], 64);
+    }
+    gpu.recorder.submit();
+    println!(
+        "recording and submitting one: {:.2} us of the host's time",
+        started.elapsed().as_secs_f64() * 1e3
+    );
+    gpu.device.wgpu.poll(wgpu::PollType::wait_indefinitely()).unwrap();
+
     let shapes: &[(usize, usize)] = if software {
         &[(1024, 2048)]
     } else {

@@ -111,6 +111,7 @@ pub(crate) mod kernels {
         ROUTE_SOFTMAX = "route_softmax", [Best, Sum], 2 => 2, [64, 256];
         SIGMOID_GATE = "sigmoid_gate", [], 2 => 1, [128];
         SOFT_CAP = "soft_cap", [], 1 => 1, [128];
+        TOP = "top", [Best], 2 => 2, [256], "AGAIN" in [0, 1];
         WEIGHTED_SUM = "weighted_sum", [], 2 => 1, [128];
     }
 }

@@ -15,6 +15,9 @@ use crate::tensor::Tensor;
 /// Rows that no part boundary cuts: what a workgroup takes.
 const TOGETHER: usize = 64;
 
+/// Bytes behind the last row.
+const SPARE: usize = 16;
+
 /// A stack of matrices on the device, its rows numbered through.
 pub(crate) struct Stack {
     pub format: Format,
@@ -149,12 +152,13 @@ impl Gpu {
         let first = source.first();
         let (format, cols) = (first.format, first.cols);
         let (row_words, row_scales) = row_words(format, cols);
-        let most = self.device.largest_part as usize / (4 * row_words.max(row_scales).max(1));
+        // A row's last codes are read together with the word behind them, and buffers are whole sixteens.
+        let room = self.device.largest_part as usize - SPARE;
+        let most = room / (4 * row_words.max(row_scales).max(1));
         let source = Arc::new(source);
         let mut parts = Vec::new();
         for rows in cut(source.rows(), source.matrix_rows(), most) {
-            // A row's last codes are read together with the word behind them.
-            let codes = self.pool.fresh("weights", 4 * (rows.len() * row_words + 1) as u64)?;
+            let codes = self.pool.fresh("weights", (4 * rows.len() * row_words + SPARE) as u64)?;
             let scales = self.pool.fresh("weights", 4 * (rows.len() * row_scales) as u64)?;
             self.uploads.push(&source, rows.clone(), [(&codes, row_words), (&scales, row_scales)]);
             parts.push(Part { rows, codes, scales });

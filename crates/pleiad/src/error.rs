@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use crate::machine::NoRoom;
 use crate::{hub, quantize, synth};
 
 /// Any error of the program.
@@ -22,6 +23,9 @@ pub enum Error {
     /// Quantising.
     #[error(transparent)]
     Quantize(#[from] quantize::Error),
+    /// A model that a GPU cannot hold.
+    #[error("{0}; take --backend cpu, or a model of fewer bits")]
+    NoRoom(#[from] NoRoom),
     /// Arguments that do not go together.
     #[error("{0}")]
     Usage(String),
@@ -46,6 +50,19 @@ impl From<backend::Error> for Error {
 }
 
 impl Error {
+    /// Whether another machine might do what this one cannot.
+    #[cfg(feature = "gpu")]
+    pub fn is_of_the_machine(&self) -> bool {
+        use backend::Error::{Device, OutOfMemory, Unsupported};
+        match self {
+            Error::NoRoom(_) | Error::Engine(engine::Error::ContextTooLarge { .. }) => true,
+            Error::Engine(engine::Error::Model(models::Error::Backend(error))) => {
+                matches!(error, Device(_) | OutOfMemory(_) | Unsupported(_))
+            }
+            _ => false,
+        }
+    }
+
     /// Says the error on the standard error stream and chooses the exit code: 2 for whatever the user gave us, 1 for
     /// an output that failed, 130 for Ctrl-C, as shells have it. A reader that went away early, like `head`, is no error at all.
     pub fn report(&self) -> ExitCode {

@@ -3,7 +3,9 @@
 mod bench;
 mod commands;
 mod error;
+mod gpus;
 mod hub;
+mod machine;
 mod model_box;
 mod options;
 mod progress;
@@ -46,8 +48,9 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    gpus::keep_drivers_quiet();
     let result = match Cli::parse().command {
-        Command::Run(args) => commands::run::run(&args),
+        Command::Run(args) => commands::run::run(args),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Logits(args) => commands::logits::run(&args),
         Command::Pull(args) => commands::pull::run(&args),

@@ -1,28 +1,30 @@
 //! Flags that several commands share, and opening a model by them.
 
-use backend::{Backend, CacheFloat};
-use checkpoint::Checkpoint;
+use backend::CacheFloat;
 use clap::{Args, ValueEnum};
-use cpu::{Cpu, Numerics, Set};
-use engine::{DEFAULT_CHUNK, Engine, EngineOptions};
-use models::Model;
+use cpu::Set;
+use engine::DEFAULT_CHUNK;
 
 use crate::error::Error;
+use crate::machine::{AnyEngine, wait_for_weights, with_engine};
 use crate::source::Source;
 
 /// Where to run.
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum BackendChoice {
-    /// The fastest there is
+    /// A GPU if there is one with room for the model, else the CPU, as for models under 100 MB: they answer sooner
+    /// than a GPU is opened
     Auto,
     /// The CPU
     Cpu,
+    /// A GPU, or an error
+    Gpu,
 }
 
 /// How products are rounded.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum NumericsChoice {
-    /// Activations are rounded to 15 bits inside products
+    /// On the CPU, activations are rounded to 15 bits inside products; caches are f16
     Fast,
     /// Plain f32 throughout
     Exact,
@@ -55,7 +57,11 @@ pub struct MachineArgs {
     #[arg(long, value_enum, default_value = "auto", help_heading = "Machine")]
     pub backend: BackendChoice,
 
-    /// Worker threads [default: one per physical core]
+    /// Run on this GPU, by its number in the list of `pleiad inspect`; the only way to choose a software one
+    #[arg(long, value_name = "N", value_parser = parse_gpu, help_heading = "Machine")]
+    pub gpu: Option<usize>,
+
+    /// Worker threads of the CPU [default: one per physical core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..), help_heading = "Machine")]
     pub threads: Option<u16>,
 
@@ -63,7 +69,7 @@ pub struct MachineArgs {
     #[arg(long, value_enum, default_value = "fast", help_heading = "Machine")]
     pub numerics: NumericsChoice,
 
-    /// Instructions to use, for comparing them: avx512, avx2, neon or scalar [default: the best of this machine]
+    /// Instructions of the CPU to use, for comparing them: avx512, avx2, neon or scalar [default: the best it has]
     #[arg(long, value_name = "SET", value_parser = parse_set, hide_short_help = true, help_heading = "Machine")]
     pub kernels: Option<Set>,
 
@@ -86,6 +92,10 @@ pub struct MachineArgs {
     /// Whether the machine measures its operations.
     #[arg(skip)]
     pub profile: bool,
+
+    /// Whether to keep notes to oneself.
+    #[arg(skip)]
+    pub quiet: bool,
 }
 
 fn parse_chunk(text: &str) -> Result<usize, String> {
@@ -93,6 +103,10 @@ fn parse_chunk(text: &str) -> Result<usize, String> {
         Ok(0) | Err(_) => Err("expected a whole number above 0".into()),
         Ok(n) => Ok(n),
     }
+}
+
+fn parse_gpu(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| "expected a number from the list of `pleiad inspect`".into())
 }
 
 fn parse_set(name: &str) -> Result<Set, String> {
@@ -121,17 +135,6 @@ fn parse_size(text: &str) -> Result<u64, String> {
 }
 
 impl MachineArgs {
-    /// The machine.
-    pub fn machine(&self) -> Result<Cpu, Error> {
-        let (BackendChoice::Auto | BackendChoice::Cpu) = self.backend;
-        let numerics = match self.numerics {
-            NumericsChoice::Fast => Numerics::Fast,
-            NumericsChoice::Exact => Numerics::Exact,
-        };
-        let threads = self.threads.map(usize::from);
-        Ok(Cpu::new(cpu::Options { threads, numerics, kernels: self.kernels, profile: self.profile })?)
-    }
-
     /// The float of key-value caches. Exact numerics are exact in the caches too, unless asked otherwise.
     pub fn cache_float(&self) -> CacheFloat {
         match self.cache {
@@ -141,33 +144,14 @@ impl MachineArgs {
             None => CacheFloat::F16,
         }
     }
-
-    /// Bytes that caches may take beside the weights.
-    fn cache_memory(&self, weights: u64, machine: &Cpu) -> Option<u64> {
-        if let Some(budget) = self.memory {
-            return Some(budget.saturating_sub(weights));
-        }
-        // Weights are pages of a file: they need not fit, but the machine crawls when caches push them out.
-        machine.free_memory().map(|free| free.saturating_sub(weights).max(free / 4))
-    }
-
-    /// Builds the model of an opened folder and checks that the context fits.
-    pub fn engine(&self, checkpoint: &Checkpoint) -> Result<Engine<Cpu>, Error> {
-        let machine = self.machine()?;
-        let options = EngineOptions {
-            cache: self.cache_float(),
-            chunk: self.chunk,
-            context: self.context.map(|n| n as usize),
-            cache_memory: self.cache_memory(checkpoint.total_bytes(), &machine),
-        };
-        Ok(Engine::new(Model::load(checkpoint, machine)?, &options)?)
-    }
 }
 
 impl ModelArgs {
-    /// Opens the weights and builds the model.
-    pub fn open(&self) -> Result<Engine<Cpu>, Error> {
-        self.machine.engine(&self.model.checkpoint()?)
+    /// Opens the weights, builds the model, and waits until it can run.
+    pub fn open(&self) -> Result<AnyEngine, Error> {
+        let engine = self.machine.engine(&self.model.checkpoint()?)?;
+        with_engine!(&engine, engine => wait_for_weights(engine.model().backend()))?;
+        Ok(engine)
     }
 }
 

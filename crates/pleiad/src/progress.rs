@@ -17,7 +17,8 @@ pub struct Progress {
     total: u64,
     done: u64,
     bar: Option<ProgressBar>,
-    last_line: Instant,
+    /// When the last line was written where there is no bar; `None`: never.
+    last_line: Option<Instant>,
     /// How an amount is said.
     amount: fn(u64) -> String,
 }
@@ -41,12 +42,20 @@ impl Progress {
         Self::with_template(total, template, |n| counted(n as usize, "question"))
     }
 
+    /// Of `total` bytes on their way to a device, none is there. Without a terminal nothing is said.
+    pub fn upload(total: u64) -> Progress {
+        let template = "loading the weights {bar:30} {decimal_bytes} of {decimal_total_bytes}, {eta} left";
+        let mut progress = Self::with_template(total, template, bytes);
+        progress.last_line = None;
+        progress
+    }
+
     fn with_template(total: u64, template: &str, amount: fn(u64) -> String) -> Progress {
         let bar = stderr().is_terminal().then(|| ProgressBar::new(total));
         if let (Some(bar), Ok(style)) = (&bar, ProgressStyle::with_template(template)) {
             bar.set_style(style);
         }
-        Progress { total, done: 0, bar, last_line: Instant::now(), amount }
+        Progress { total, done: 0, bar, last_line: Some(Instant::now()), amount }
     }
 
     /// So many bytes more are done.
@@ -54,13 +63,18 @@ impl Progress {
         self.done += bytes;
         match &self.bar {
             Some(bar) => bar.set_position(self.done),
-            None if self.last_line.elapsed() >= PAUSE => {
-                self.last_line = Instant::now();
+            None if self.last_line.is_some_and(|line| line.elapsed() >= PAUSE) => {
+                self.last_line = Some(Instant::now());
                 let percent = 100 * u128::from(self.done) / u128::from(self.total.max(1));
                 eprintln!("{percent}%: {} of {}", (self.amount)(self.done), (self.amount)(self.total));
             }
             None => {}
         }
+    }
+
+    /// So many bytes are done in all.
+    pub fn set(&mut self, bytes: u64) {
+        self.add(bytes.saturating_sub(self.done));
     }
 
     /// So many bytes were done before the work began: they say nothing about its speed.

@@ -2,15 +2,15 @@
 
 use std::io::{Write, stdout};
 
-use backend::Backend;
 use engine::{Engine, Event, Finish, Flow, Generated, Sampler, Sequence, StopScanner, Task, Tokenizer};
 use models::counted;
 
 use crate::error::Error;
+use crate::machine::{Machine, wait_for_weights};
 use crate::terminal::{self, PromptBar};
 
 /// A model in conversation: everything but the words.
-pub struct Talk<B: Backend> {
+pub struct Talk<B: Machine> {
     pub engine: Engine<B>,
     pub tokenizer: Tokenizer,
     pub sequence: Sequence<B>,
@@ -61,7 +61,7 @@ impl Printer {
     }
 }
 
-impl<B: Backend> Talk<B> {
+impl<B: Machine> Talk<B> {
     /// Continues `prompt`, printing the text as it comes. `stable`: see [`Task::stable`]. `thinking`: the prompt ends
     /// inside the model's thoughts.
     pub fn answer(&mut self, prompt: &[u32], stable: usize, thinking: bool) -> Result<Answer, Error> {
@@ -72,6 +72,7 @@ impl<B: Backend> Talk<B> {
         let mut failure: Option<Error> = None;
         let mut stopped = false;
         terminal::clear_interrupt();
+        wait_for_weights(engine.model().backend())?;
 
         let mut bar = PromptBar::default();
         let task = Task { prompt, stable, max_tokens: *max_tokens, end_ids: tokenizer.eos_ids() };

@@ -1,6 +1,6 @@
 //! Rows and columns that only move: exact.
 
-use backend::{Backend, GdnShape, Handle, Shape};
+use backend::{Backend, GdnShape, Handle, Shape, largest};
 
 use super::ensure;
 use crate::host::Host;
@@ -9,6 +9,18 @@ use crate::{Bound, Case, Output};
 /// Rows, heads, width of a head, width of its first part.
 const SPLITS: [(usize, usize, usize, usize); 5] =
     [(1, 1, 7, 3), (5, 3, 10, 4), (2, 16, 256, 128), (3, 4, 9, 9), (3, 4, 9, 0)];
+
+/// Rows, columns, how many of the largest.
+const TOPS: [(usize, usize, usize); 8] = [
+    (1, 1, 1),
+    (1, 37, 5),
+    (3, 37, 50),
+    (1, 4096, 1),
+    (2, 5000, 128),
+    (1, 100_003, 20),
+    (4, 8193, 1),
+    (2, 300, 0),
+];
 
 /// Rows, start, width out of 37 columns.
 const COLUMNS: [(usize, usize, usize); 4] = [(1, 0, 37), (4, 36, 1), (4, 5, 17), (3, 0, 8)];
@@ -55,6 +67,32 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
             Ok(vec![Output::exact("y", y, x.values)])
         }),
     ];
+    cases.extend(TOPS.map(|(rows, cols, k)| {
+        Case::new("read_top", format!("{k} of [{rows}, {cols}]"), Bound::EXACT, move |b: &B, rng| {
+            // Rounded, so that there are ties.
+            let mut x = rng.values(rows, cols);
+            x.values.iter_mut().for_each(|v| *v = (*v * 50.0).round() / 50.0 + 0.0);
+            let top = b.read_top(&x.on(b)?, k)?;
+            ensure(top.len() == rows, "not as many rows")?;
+            let expected: Vec<_> = (0..rows).map(|t| largest(x.row(t), k)).collect();
+            let part =
+                |rows: &[Vec<(u32, f32)>]| -> (Vec<u32>, Vec<f32>) { rows.iter().flatten().copied().unzip() };
+            let ((ids, values), (expected_ids, expected_values)) = (part(&top), part(&expected));
+            let expected_ids = expected_ids.into_iter().map(|id| id as usize);
+            Ok(vec![
+                Output::ids("columns", &ids, expected_ids),
+                Output::exact("values", values, expected_values).flat(),
+            ])
+        })
+    }));
+    cases.push(Case::new("read_top", "what is no number comes first", Bound::EXACT, |b: &B, rng| {
+        let mut x = rng.values(2, 3000);
+        (x.values[2999], x.values[3000 + 7]) = (f32::NAN, f32::INFINITY);
+        let top = b.read_top(&x.on(b)?, 2)?;
+        ensure(top[0][0].0 == 2999 && top[0][0].1.is_nan(), "a NaN was passed over")?;
+        ensure(top[1][0] == (7, f32::INFINITY), "an infinity was passed over")?;
+        Ok(Vec::new())
+    }));
     cases.extend(COLUMNS.map(|(rows, start, width)| {
         Case::new("columns", format!("{start} + {width} of [{rows}, 37]"), Bound::EXACT, move |b: &B, rng| {
             let x = rng.values(rows, 37);

@@ -12,6 +12,7 @@ use std::hash::{BuildHasher, Hasher};
 pub use params::SamplingParams;
 
 use crate::Error;
+use backend::largest;
 use math::{Random, exp, sum_exp};
 
 /// A token that was chosen.
@@ -23,6 +24,9 @@ pub struct Sampled {
     /// filters, so that it means the same under all settings; present when the parameters ask for it.
     pub logprob: Option<f32>,
 }
+
+/// Largest top-k for which only the largest logits are asked for.
+const MOST_TOP: usize = 128;
 
 /// A token with its logit while the set is narrowed down.
 #[derive(Debug, Clone, Copy)]
@@ -99,6 +103,38 @@ impl Sampler {
         Ok(Sampled { id, logprob })
     }
 
+    /// How many of the largest logits suffice to choose by, where not all are needed.
+    pub fn needed(&self) -> Option<usize> {
+        let params = &self.params;
+        match params.top_k {
+            _ if params.has_penalties() || params.logprobs => None,
+            _ if params.temperature == 0.0 => Some(1),
+            1..=MOST_TOP => Some(params.top_k),
+            _ => None,
+        }
+    }
+
+    /// Chooses the next token from the largest logits, largest first, as many as are [`needed`](Self::needed): the same
+    /// token that [`sample`](Self::sample) chooses from all of them.
+    pub fn sample_largest(&mut self, largest: &[(u32, f32)]) -> Result<Sampled, Error> {
+        let best = match largest.first() {
+            Some(best) if best.1.is_finite() => *best,
+            Some((id, logit)) if *logit != f32::NEG_INFINITY => return Err(not_a_number(*id, *logit)),
+            _ => {
+                return Err(Error::InvalidLogits {
+                    reason: "all logits are -infinity, or there are none".into(),
+                });
+            }
+        };
+        if self.params.temperature == 0.0 {
+            return Ok(Sampled { id: best.0, logprob: None });
+        }
+        self.candidates.clear();
+        self.candidates.extend(largest.iter().map(|(id, logit)| Candidate { id: *id, logit: *logit }));
+        self.narrow(best.1, None);
+        Ok(Sampled { id: self.draw(best.0), logprob: None })
+    }
+
     /// Applies penalties and bias.
     fn adjust(&self, logits: &mut [f32], history: &[u32]) {
         let params = &self.params;
@@ -138,6 +174,11 @@ impl Sampler {
             return best;
         }
         self.filter(logits, logits[best as usize]);
+        self.draw(best)
+    }
+
+    /// Draws one of the candidates by their weights.
+    fn draw(&mut self, best: u32) -> u32 {
         let total: f64 = self.weights.iter().sum();
         let mut rest = self.random.uniform() * total;
         for (candidate, &weight) in self.candidates.iter().zip(&self.weights) {
@@ -160,12 +201,11 @@ impl Sampler {
     fn filter(&mut self, logits: &[f32], max: f32) {
         let &SamplingParams { temperature, top_k, top_p, min_p, .. } = &self.params;
         let (top_p, min_p) = (f64::from(top_p), f64::from(min_p));
-        let scale = 1.0 / f64::from(temperature);
-        let weigh = |candidate: &Candidate| exp((f64::from(candidate.logit) - f64::from(max)) * scale);
         let candidates = &mut self.candidates;
         let mut total = None;
         if top_k > 0 && top_k < logits.len() {
-            largest(logits, top_k, candidates);
+            candidates.clear();
+            candidates.extend(largest(logits, top_k).into_iter().map(|(id, logit)| Candidate { id, logit }));
         } else {
             let mut floor = min_p;
             if top_p < 1.0 {
@@ -185,6 +225,17 @@ impl Sampler {
         if top_p < 1.0 {
             candidates.sort_unstable_by(likelier_first);
         }
+        self.narrow(max, total);
+    }
+
+    /// Weighs the candidates and takes away what top-p and min-p do not want; for top-p they are sorted. `total` is
+    /// the sum of all weights, where others than the candidates have some.
+    fn narrow(&mut self, max: f32, total: Option<f64>) {
+        let &SamplingParams { temperature, top_p, min_p, .. } = &self.params;
+        let (top_p, min_p) = (f64::from(top_p), f64::from(min_p));
+        let scale = 1.0 / f64::from(temperature);
+        let weigh = |candidate: &Candidate| exp((f64::from(candidate.logit) - f64::from(max)) * scale);
+        let candidates = &mut self.candidates;
         self.weights.clear();
         self.weights.extend(candidates.iter().map(weigh));
 
@@ -211,9 +262,8 @@ impl Sampler {
 pub fn top_logprobs(logits: &[f32], k: usize) -> Result<Vec<(u32, f32)>, Error> {
     let max = logits[argmax(logits)? as usize];
     let log_sum = log_sum(logits, max);
-    let mut candidates = Vec::new();
-    largest(logits, k, &mut candidates);
-    Ok(candidates.into_iter().map(|c| (c.id, (f64::from(c.logit) - log_sum) as f32)).collect())
+    let top = largest(logits, k).into_iter();
+    Ok(top.map(|(id, logit)| (id, (f64::from(logit) - log_sum) as f32)).collect())
 }
 
 /// Index of the largest logit, the lowest of equals. This is also where bad logits are found.
@@ -229,7 +279,7 @@ fn argmax(logits: &[f32]) -> Result<u32, Error> {
     if !sound {
         let at =
             logits.iter().position(|logit| logit.is_nan() || *logit == f32::INFINITY).unwrap_or_default();
-        return invalid(format!("the logit of token {at} is {}", logits[at]));
+        return Err(not_a_number(at as u32, logits[at]));
     }
     if max == f32::NEG_INFINITY {
         return invalid(match logits.len() {
@@ -240,37 +290,12 @@ fn argmax(logits: &[f32]) -> Result<u32, Error> {
     Ok(best as u32)
 }
 
-fn likelier_first(a: &Candidate, b: &Candidate) -> Ordering {
-    b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
+fn not_a_number(id: u32, logit: f32) -> Error {
+    Error::InvalidLogits { reason: format!("the logit of token {id} is {logit}") }
 }
 
-/// The `k` largest logits, largest first, ties to the lowest id.
-///
-/// Holds at most 2k of them at a time: most of a vocabulary is below the k-th largest seen so far and is passed over
-/// with one comparison.
-fn largest(logits: &[f32], k: usize, into: &mut Vec<Candidate>) {
-    into.clear();
-    if k == 0 {
-        return;
-    }
-    let room = k.saturating_mul(2).max(64);
-    let mut floor = f32::NEG_INFINITY;
-    for (&logit, id) in logits.iter().zip(0..) {
-        // Ids ascend, so a later token with the same logit as the k-th loses the tie anyway.
-        if logit > floor || into.len() < k {
-            into.push(Candidate { id, logit });
-            if into.len() == room {
-                let (_, kth, _) = into.select_nth_unstable_by(k - 1, likelier_first);
-                floor = kth.logit;
-                into.truncate(k);
-            }
-        }
-    }
-    if into.len() > k {
-        into.select_nth_unstable_by(k - 1, likelier_first);
-        into.truncate(k);
-    }
-    into.sort_unstable_by(likelier_first);
+fn likelier_first(a: &Candidate, b: &Candidate) -> Ordering {
+    b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
 }
 
 fn logprob(logits: &[f32], id: u32, max: f32) -> f32 {

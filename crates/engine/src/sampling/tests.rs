@@ -225,14 +225,12 @@ proptest! {
         logits in prop::collection::vec((-20i8..20).prop_map(|v| f32::from(v) / 4.0), 1..700),
         k in 1usize..120,
     ) {
-        let mut got = Vec::new();
-        largest(&logits, k, &mut got);
+        let got: Vec<u32> = largest(&logits, k).into_iter().map(|(id, _)| id).collect();
         let mut want: Vec<Candidate> =
             logits.iter().zip(0..).map(|(&logit, id)| Candidate { id, logit }).collect();
         want.sort_by(likelier_first);
         want.truncate(k);
-        let ids = |list: &[Candidate]| list.iter().map(|c| c.id).collect::<Vec<_>>();
-        prop_assert_eq!(ids(&got), ids(&want));
+        prop_assert_eq!(got, want.iter().map(|c| c.id).collect::<Vec<_>>());
     }
 
     #[test]
@@ -255,4 +253,43 @@ proptest! {
         want.sort_unstable();
         prop_assert_eq!(got, want);
     }
+}
+
+#[test]
+fn the_largest_logits_suffice() {
+    let mut state = 1u64;
+    for (temperature, top_k, top_p, min_p) in [
+        (0.0, 20, 0.9, 0.0),
+        (0.7, 20, 0.95, 0.0),
+        (1.0, 1, 1.0, 0.0),
+        (1.3, 40, 0.8, 0.05),
+        (0.6, 128, 1.0, 0.1),
+    ] {
+        let params =
+            SamplingParams { temperature, top_k, top_p, min_p, seed: Some(7), ..SamplingParams::default() };
+        let mut all = Sampler::new(params.clone()).unwrap();
+        let mut few = Sampler::new(params).unwrap();
+        for _ in 0..200 {
+            let logits: Vec<f32> = (0..1000)
+                .map(|_| {
+                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    // Few enough values for ties.
+                    (state >> 58) as f32 / 4.0
+                })
+                .collect();
+            let k = few.needed().unwrap();
+            let expected = all.sample(&logits, &[]).unwrap();
+            assert_eq!(few.sample_largest(&backend::largest(&logits, k)).unwrap(), expected);
+        }
+    }
+    let penalised = SamplingParams { presence_penalty: 1.0, ..SamplingParams::greedy() };
+    assert_eq!(Sampler::new(penalised).unwrap().needed(), None);
+    let mut greedy = Sampler::new(SamplingParams::greedy()).unwrap();
+    for (logit, text) in
+        [(f32::NAN, "token 3 is NaN"), (f32::INFINITY, "token 3 is inf"), (f32::NEG_INFINITY, "all")]
+    {
+        let error = greedy.sample_largest(&[(3, logit)]).unwrap_err().to_string();
+        assert!(error.contains(text), "{error}");
+    }
+    assert!(greedy.sample_largest(&[]).is_err());
 }

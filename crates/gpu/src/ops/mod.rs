@@ -8,6 +8,7 @@ pub(crate) mod norm;
 pub(crate) mod product;
 pub(crate) mod rope;
 pub(crate) mod route;
+pub(crate) mod top;
 
 use ::backend::{Result, Shape};
 

@@ -20,7 +20,7 @@ struct Params {
 @group(0) @binding(5) var<storage, read_write> group_ranks: array<u32>;
 
 fn score(start: u32, e: u32) -> f32 {
-    return comparable(sigmoid(logits[start + e]) + bias[e]);
+    return sigmoid(logits[start + e]) + bias[e];
 }
 
 @compute @workgroup_size(THREADS)
@@ -41,15 +41,15 @@ fn main(place: Place) {
                 second = max(second, min(best, s));
                 best = max(best, s);
             }
-            group_scores[first_group + g] = max(best + second, LOWEST);
+            group_scores[first_group + g] = best + second;
         }
         storageBarrier();
         workgroupBarrier();
         for (var g = place.thread; g < params.groups; g += THREADS) {
-            let own = Candidate(group_scores[first_group + g], g);
+            let own = Candidate(key_of(group_scores[first_group + g], 0u), g);
             var rank = 0u;
             for (var other = 0u; other < params.groups; other++) {
-                if before(Candidate(group_scores[first_group + other], other), own) {
+                if before(Candidate(key_of(group_scores[first_group + other], 0u), other), own) {
                     rank++;
                 }
             }
@@ -58,13 +58,13 @@ fn main(place: Place) {
         storageBarrier();
         workgroupBarrier();
     }
-    var last = Candidate(0.0, NOBODY);
+    var last = Candidate(0u, NOBODY);
     var sum = 0.0;
     for (var k = 0u; k < params.top_k; k++) {
-        var own = Candidate(LOWEST, NOBODY);
+        var own = Candidate(0u, NOBODY);
         for (var e = place.thread; e < params.experts; e += THREADS) {
             if params.groups == 1u || group_ranks[first_group + e / size] < params.kept {
-                let candidate = Candidate(score(start, e), e);
+                let candidate = Candidate(key_of(score(start, e), 0u), e);
                 if (k == 0u || before(last, candidate)) && before(candidate, own) {
                     own = candidate;
                 }

@@ -22,22 +22,23 @@ fn main(place: Place) {
         return;
     }
     let start = token * params.experts;
-    var last = Candidate(0.0, NOBODY);
+    var last = Candidate(0u, NOBODY);
     var largest = 0.0;
     var sum = 0.0;
     for (var k = 0u; k < params.top_k; k++) {
-        var own = Candidate(LOWEST, NOBODY);
+        var own = Candidate(0u, NOBODY);
         for (var e = place.thread; e < params.experts; e += THREADS) {
-            let candidate = Candidate(comparable(logits[start + e]), e);
+            // What is not a number comes after all others.
+            let candidate = Candidate(key_of(logits[start + e], 0u), e);
             if (k == 0u || before(last, candidate)) && before(candidate, own) {
                 own = candidate;
             }
         }
         last = workgroup_best(own, place);
         if k == 0u {
-            largest = last.value;
+            largest = value_of(last.key);
         }
-        let weight = exp(last.value - largest);
+        let weight = exp(value_of(last.key) - largest);
         sum += weight;
         if place.thread == 0u {
             ids[token * params.top_k + k] = last.index;
@@ -47,7 +48,7 @@ fn main(place: Place) {
     if params.renormalise == 0u {
         var own = 0.0;
         for (var e = place.thread; e < params.experts; e += THREADS) {
-            own += exp(comparable(logits[start + e]) - largest);
+            own += exp(logits[start + e] - largest);
         }
         sum = workgroup_sum(vec2(own, 0.0), place).x;
     }

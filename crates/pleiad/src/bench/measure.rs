@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use backend::{Backend, OperationTime};
+use backend::OperationTime;
 use engine::Engine;
 use models::{Logits, Request, State};
 
 use crate::error::Error;
+use crate::machine::Machine;
 use crate::progress::Progress;
 use crate::terminal;
 
@@ -109,6 +110,8 @@ pub struct Measured {
     pub contexts: Vec<(usize, Speeds)>,
     pub prefill_profile: Profile,
     pub decode_profile: Profile,
+    /// Kernels started for a decoded token, on machines that start kernels.
+    pub dispatches_per_token: Option<f64>,
 }
 
 /// Pseudo-random tokens of the prompt: those at `range` in round `r`.
@@ -122,13 +125,13 @@ fn decode_id(i: usize, r: usize, vocabulary: usize) -> u32 {
 }
 
 /// A sequence under the clock.
-struct Runner<'a, B: Backend> {
+struct Runner<'a, B: Machine> {
     engine: &'a Engine<B>,
     work: &'a Work,
     state: State<B>,
 }
 
-impl<B: Backend> Runner<'_, B> {
+impl<B: Machine> Runner<'_, B> {
     fn backend(&self) -> &B {
         self.engine.model().backend()
     }
@@ -181,7 +184,7 @@ impl<B: Backend> Runner<'_, B> {
 }
 
 /// Runs everything, after one round that does not count. A round that is interrupted ends all.
-pub fn measure<B: Backend>(engine: &Engine<B>, work: &Work) -> Result<Measured, Error> {
+pub fn measure<B: Machine>(engine: &Engine<B>, work: &Work) -> Result<Measured, Error> {
     let mut progress = Progress::tokens(work.tokens() as u64);
     let vocabulary = engine.model().summary().vocabulary;
     let state = engine.model().state(engine.cache())?;
@@ -200,7 +203,11 @@ pub fn measure<B: Backend>(engine: &Engine<B>, work: &Work) -> Result<Measured, 
         }
         progress.add(work.prefill as u64);
 
+        let before = runner.backend().dispatches();
         let time = runner.decode(r)?;
+        let after = runner.backend().dispatches();
+        measured.dispatches_per_token =
+            before.zip(after).map(|(before, after)| (after - before) as f64 / work.decode as f64);
         let operations = runner.backend().take_profile();
         if r > 0 {
             measured.decode.add(work.decode, time);

@@ -17,12 +17,14 @@ pub struct Report {
     /// Bytes of the whole checkpoint.
     pub weights: u64,
     pub backend: String,
-    pub threads: usize,
+    /// On the CPU.
+    pub threads: Option<usize>,
     pub numerics: String,
     pub work: Work,
     pub measured: Measured,
     pub traffic: Traffic,
-    pub bandwidth: Bandwidth,
+    /// Of the memory that the CPU reads.
+    pub bandwidth: Option<Bandwidth>,
     /// From the folder to a model that can run.
     pub open_seconds: f64,
     pub peak_memory: Option<u64>,
@@ -37,13 +39,13 @@ fn round(value: f64, digits: i32) -> f64 {
 
 impl Report {
     /// Tokens per second if weights came as fast as the memory can give them and nothing else took time.
-    pub fn limit(&self) -> f64 {
-        self.bandwidth.all_threads / (self.traffic.total() as f64).max(1.0)
+    pub fn limit(&self) -> Option<f64> {
+        self.bandwidth.map(|bandwidth| bandwidth.all_threads / (self.traffic.total() as f64).max(1.0))
     }
 
-    /// The share of [`Report::limit`] that decoding reached.
-    pub fn share(&self) -> f64 {
-        self.measured.decode.best() / self.limit().max(1e-9)
+    /// The share of [`Report::limit`] that some decoding reached.
+    fn share(&self, decode: &Speeds) -> Option<f64> {
+        self.limit().map(|limit| decode.best() / limit.max(1e-9))
     }
 
     /// Speeds of decoding by context, ascending: behind the prompt, and wherever else was asked for.
@@ -82,9 +84,10 @@ impl Report {
             "contexts": self.curve().into_iter().map(context).collect::<Vec<_>>(),
             "weight_bytes_per_token": self.traffic.total(),
             "weight_bytes_by_part": {"attention": attention, "experts": experts, "dense": dense, "head": head},
-            "bandwidth": self.bandwidth.all_threads as u64,
-            "bandwidth_one_thread": self.bandwidth.one_thread as u64,
-            "share_of_limit": round(self.share(), 4),
+            "bandwidth": self.bandwidth.map(|bandwidth| bandwidth.all_threads as u64),
+            "bandwidth_one_thread": self.bandwidth.map(|bandwidth| bandwidth.one_thread as u64),
+            "share_of_limit": self.share(&self.measured.decode).map(|share| round(share, 4)),
+            "dispatches_per_token": self.measured.dispatches_per_token.map(|n| round(n, 1)),
             "open_seconds": round(self.open_seconds, 4),
             "peak_memory": self.peak_memory,
             "profile": profile,
@@ -102,20 +105,10 @@ impl Report {
         let parts = [("attention", attention), ("experts", experts), ("dense", dense), ("head", head)];
         let parts: Vec<String> = parts.map(|(name, n)| format!("{name} {}", bytes(n))).into();
         writeln!(out, "\nweights    {} per token: {}", bytes(self.traffic.total()), parts.join(", "))?;
-        let Bandwidth { one_thread, all_threads } = self.bandwidth;
-        let others = match self.threads {
-            1 => String::new(),
-            threads => format!(", {}/s with {threads}", bytes(all_threads as u64)),
-        };
-        writeln!(out, "bandwidth  {}/s with 1 thread{others}", bytes(one_thread as u64))?;
-        // Where weights need not come from memory at all, its speed is no limit.
-        let cached = if self.share() > 1.0 { " (they stay in the processor's cache)" } else { "" };
-        writeln!(
-            out,
-            "limit      {:.1} tokens/s if reading weights were all; decode has {:.0}% of it{cached}",
-            self.limit(),
-            100.0 * self.share()
-        )?;
+        if let Some(dispatches) = self.measured.dispatches_per_token {
+            writeln!(out, "kernels    {dispatches:.0} dispatches per decoded token")?;
+        }
+        self.print_limit(out)?;
         if let Some(peak) = self.peak_memory {
             writeln!(out, "memory     {} at most, with the pages of weights that were read", bytes(peak))?;
         }
@@ -126,12 +119,35 @@ impl Report {
         Ok(())
     }
 
+    fn print_limit(&self, out: &mut impl Write) -> io::Result<()> {
+        let (Some(bandwidth), Some(limit)) = (self.bandwidth, self.limit()) else { return Ok(()) };
+        let others = match self.threads {
+            None | Some(1) => String::new(),
+            Some(threads) => format!(", {}/s with {threads}", bytes(bandwidth.all_threads as u64)),
+        };
+        writeln!(out, "bandwidth  {}/s with 1 thread{others}", bytes(bandwidth.one_thread as u64))?;
+        let share = self.measured.decode.best() / limit.max(1e-9);
+        // Where weights need not come from memory at all, its speed is no limit.
+        let cached = if share > 1.0 { " (they stay in the processor's cache)" } else { "" };
+        writeln!(
+            out,
+            "limit      {limit:.1} tokens/s if reading weights were all; decode has {:.0}% of it{cached}",
+            100.0 * share
+        )
+    }
+
     fn print_speeds(&self, out: &mut impl Write) -> io::Result<()> {
         writeln!(out, "{:9} {:>8} {:>7}  {:>21}", "", "", "", "tokens/s")?;
         writeln!(
             out,
-            "{:9} {:>8} {:>7}  {:>10} {:>10}  {:>9}  {:>8}",
-            "", "context", "tokens", "best", "median", "ms/token", "of limit"
+            "{:9} {:>8} {:>7}  {:>10} {:>10}  {:>9}{}",
+            "",
+            "context",
+            "tokens",
+            "best",
+            "median",
+            "ms/token",
+            if self.bandwidth.is_some() { "  of limit" } else { "" }
         )?;
         let Work { prefill, decode, .. } = self.work;
         let line = |name: &str, context: usize, tokens: usize, speeds: &Speeds| {
@@ -141,8 +157,9 @@ impl Report {
         };
         writeln!(out, "{}", line("prefill", 0, prefill, &self.measured.prefill))?;
         for (context, speeds) in self.curve() {
-            let share = 100.0 * speeds.best() / self.limit().max(1e-9);
-            writeln!(out, "{}  {share:>7.0}%", line("decode", context, decode, speeds))?;
+            let share =
+                self.share(speeds).map_or(String::new(), |share| format!("  {:>7.0}%", 100.0 * share));
+            writeln!(out, "{}{share}", line("decode", context, decode, speeds))?;
         }
         Ok(())
     }

@@ -135,8 +135,8 @@ fn picture(report: &Report, out: &mut String) -> std::fmt::Result {
     let time: Vec<Point> = speed.iter().map(|(c, best, median)| (*c, ms(*best), ms(*median))).collect();
     // A limit far away would press the curve to the ground.
     let fastest = speed.iter().map(|p| p.1).fold(0.0, f64::max);
-    let near = report.limit() < 3.0 * fastest && report.limit() > 0.5 * fastest;
-    let limit = near.then_some((report.limit(), "limit of the memory's bandwidth"));
+    let near = report.limit().filter(|limit| (0.5 * fastest..3.0 * fastest).contains(limit));
+    let limit = near.map(|limit| (limit, "limit of the memory's bandwidth"));
 
     let height = TOP + 2.0 * PANEL + 30.0;
     writeln!(

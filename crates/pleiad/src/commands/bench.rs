@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use backend::Backend;
 use clap::{Args, ValueEnum, value_parser};
+use engine::Engine;
 
 use crate::bench::{Bandwidth, Report, Target, Work, draw, measure, peak_memory};
 use crate::error::Error;
+use crate::machine::{Machine, wait_for_weights, with_engine};
 use crate::options::MachineArgs;
 use crate::terminal;
 
@@ -29,7 +30,7 @@ const CONTEXTS: [usize; 3] = [0, 256, 1024];
     after_long_help = "Each round begins with an empty sequence: --prefill tokens in one step, then --decode tokens one at a time, each with its \
 logits; tokens are pseudo-random and nothing is sampled. The first round only warms up. Weights per token are what a \
 decoded token has to read: every matrix once, of a layer's experts those it is sent to. The limit is the measured \
-bandwidth divided by them. Caches and recurrent states, which grow with the context, are not in it."
+bandwidth of the CPU divided by them; on a GPU none is told. Caches and recurrent states, which grow with the context, are not in it."
 )]
 pub struct BenchArgs {
     /// The model: a folder, the hub's name of one that `pleiad pull` has fetched, or `box`; or a preset of `pleiad synth`,
@@ -132,6 +133,38 @@ fn write_whole(file: &Path, text: &str) -> Result<(), Error> {
     })
 }
 
+/// Measures a model that is open.
+fn report<B: Machine>(
+    args: &BenchArgs,
+    name: &str,
+    weights: u64,
+    open_seconds: f64,
+    work: Work,
+    engine: &Engine<B>,
+) -> Result<Report, Error> {
+    let measured = measure(engine, &work)?;
+    // Before the buffer that the bandwidth is measured with.
+    let peak_memory = peak_memory();
+    let machine = engine.model().backend();
+    let numerics = machine.numerics(args.machine.numerics).to_possible_value();
+    let bandwidth = |threads| Bandwidth::measure(threads, machine.free_memory(), args.quick);
+    Ok(Report {
+        model: name.into(),
+        family: engine.model().summary().family.clone(),
+        weights,
+        backend: machine.description(),
+        threads: machine.threads(),
+        numerics: numerics.map(|value| value.get_name().into()).unwrap_or_default(),
+        work,
+        measured,
+        traffic: engine.model().traffic(),
+        bandwidth: machine.threads().map(bandwidth).transpose()?,
+        open_seconds,
+        peak_memory,
+        profiled: args.profile,
+    })
+}
+
 /// Measures, with progress on the standard error stream and what was found on the standard output.
 pub fn run(mut args: BenchArgs) -> Result<ExitCode, Error> {
     let mut work = args.work();
@@ -152,32 +185,14 @@ pub fn run(mut args: BenchArgs) -> Result<ExitCode, Error> {
     args.machine.context = Some(u32::try_from(work.longest()).unwrap_or(u32::MAX));
     args.machine.chunk = work.chunk;
     args.machine.profile = args.profile;
-    let engine = args.machine.engine(&checkpoint)?;
-    let open_seconds = started.elapsed().as_secs_f64();
-    if let (Some(own), false) = (engine.model().summary().context, given) {
-        fit(&mut work, asked, own, "the model's context")?;
-    }
-
-    let measured = measure(&engine, &work)?;
-    // Before the buffer that the bandwidth is measured with.
-    let peak_memory = peak_memory();
-    let machine = engine.model().backend();
-    let threads = machine.threads();
-    let report = Report {
-        model: target.name.clone(),
-        family: engine.model().summary().family.clone(),
-        weights: checkpoint.total_bytes(),
-        backend: machine.description(),
-        threads,
-        numerics: args.machine.numerics.to_possible_value().map(|v| v.get_name().into()).unwrap_or_default(),
-        work,
-        measured,
-        traffic: engine.model().traffic(),
-        bandwidth: Bandwidth::measure(threads, machine.free_memory(), args.quick)?,
-        open_seconds,
-        peak_memory,
-        profiled: args.profile,
-    };
+    let report = with_engine!(args.machine.engine(&checkpoint)?, engine => {
+        wait_for_weights(engine.model().backend())?;
+        let open_seconds = started.elapsed().as_secs_f64();
+        if let (Some(own), false) = (engine.model().summary().context, given) {
+            fit(&mut work, asked, own, "the model's context")?;
+        }
+        report(&args, &target.name, checkpoint.total_bytes(), open_seconds, work, &engine)?
+    });
     if let Some(file) = &args.svg {
         write_whole(file, &draw(&report))?;
     }

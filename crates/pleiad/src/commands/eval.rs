@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 
 use super::items;
 use crate::error::Error;
-use crate::options::{ModelArgs, NumericsChoice, parse_ids};
+use crate::machine::{AnyEngine, with_engine};
+use crate::options::{BackendChoice, ModelArgs, NumericsChoice, parse_ids};
 use crate::progress::Progress;
 use crate::source::Source;
 use crate::terminal;
@@ -53,9 +54,13 @@ pub struct EvalArgs {
     #[arg(long, value_enum, value_name = "NUMERICS")]
     against_numerics: Option<NumericsChoice>,
 
+    /// Where the reference runs [default: as --backend]; without --against the reference is MODEL itself
+    #[arg(long, value_enum, value_name = "BACKEND")]
+    against_backend: Option<BackendChoice>,
+
     /// Instead of a text: questions with exact answers, a line of JSON each, with `kind`, `messages` and `answer`; how many
     /// the model gets right, greedily and through its chat template
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "ids", "against", "against_numerics"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "ids", "against", "against_numerics", "against_backend"])]
     items: Option<PathBuf>,
 
     /// Print one JSON object
@@ -145,31 +150,30 @@ fn read_ids(argument: &str) -> Result<Vec<u32>, Error> {
     parse_ids(&parts.join(",")).map_err(|problem| Error::Usage(format!("{}: {problem}", path.display())))
 }
 
+/// Refuses tokens that a vocabulary does not have.
+fn check(windows: &[Vec<u32>], vocabulary: usize) -> Result<(), Error> {
+    match windows.iter().flatten().find(|id| **id as usize >= vocabulary) {
+        Some(&id) => Err(backend::Error::TokenOutOfRange { id, vocabulary }.into()),
+        None => Ok(()),
+    }
+}
+
+fn vocabulary(engine: &AnyEngine) -> usize {
+    with_engine!(engine, engine => engine.model().summary().vocabulary)
+}
+
 /// One of the models compared.
-struct Side {
-    engine: Engine<Cpu>,
-    state: State<Cpu>,
+struct Side<B: Backend> {
+    engine: Engine<B>,
+    state: State<B>,
     /// Sum over the scored tokens.
     nats: f64,
 }
 
-impl Side {
-    fn open(args: &ModelArgs) -> Result<Side, Error> {
-        let engine = args.open()?;
+impl<B: Backend> Side<B> {
+    fn new(engine: Engine<B>) -> Result<Self, Error> {
         let state = engine.model().state(engine.cache())?;
         Ok(Side { engine, state, nats: 0.0 })
-    }
-
-    fn vocabulary(&self) -> usize {
-        self.engine.model().summary().vocabulary
-    }
-
-    fn check(&self, windows: &[Vec<u32>]) -> Result<(), Error> {
-        let vocabulary = self.vocabulary();
-        match windows.iter().flatten().find(|id| **id as usize >= vocabulary) {
-            Some(&id) => Err(backend::Error::TokenOutOfRange { id, vocabulary }.into()),
-            None => Ok(()),
-        }
     }
 
     /// Forgets the last window.
@@ -187,6 +191,16 @@ impl Side {
             None => Ok(Vec::new()),
         }
     }
+
+    fn sum(&self) -> Sum {
+        Sum { nats: self.nats, machine: self.engine.model().backend().description() }
+    }
+}
+
+/// What a model took for all scored tokens, and where it ran.
+struct Sum {
+    nats: f64,
+    machine: String,
 }
 
 /// What the logarithm of the sum of all exponentials is: log-probabilities are logits minus this.
@@ -225,26 +239,35 @@ struct Distance {
     agreements: usize,
 }
 
+/// What was found.
+struct Scores {
+    model: Sum,
+    reference: Option<Sum>,
+    distance: Distance,
+}
+
 /// Scores a whole task, window by window and `step` tokens at a time; `None` when interrupted.
-fn score(
-    model: &mut Side,
-    mut reference: Option<&mut Side>,
+fn score<A: Backend, B: Backend>(
+    model: Engine<A>,
+    reference: Option<Engine<B>>,
     task: &Task,
     step: usize,
-) -> Result<Option<Distance>, Error> {
+) -> Result<Option<Scores>, Error> {
+    let vocabulary = model.model().summary().vocabulary;
+    let mut model = Side::new(model)?;
+    let mut reference = reference.map(Side::new).transpose()?;
     let mut progress = Progress::tokens(task.scored() as u64);
     let mut distance = Distance::default();
-    let vocabulary = model.vocabulary();
     for window in &task.windows {
         model.begin()?;
-        reference.as_deref_mut().map_or(Ok(()), Side::begin)?;
+        reference.as_mut().map_or(Ok(()), Side::begin)?;
         let inputs = &window[..window.len() - 1];
         for (tokens, targets) in inputs.chunks(step).zip(window[1..].chunks(step)) {
             if terminal::interrupted() {
                 return Ok(None);
             }
             let logits = model.logits(tokens)?;
-            let others = reference.as_deref_mut().map_or(Ok(Vec::new()), |side| side.logits(tokens))?;
+            let others = reference.as_mut().map_or(Ok(Vec::new()), |side| side.logits(tokens))?;
             for (i, (row, target)) in logits.chunks_exact(vocabulary).zip(targets).enumerate() {
                 let sum = log_sum_exp(row)?;
                 let target = *target as usize;
@@ -262,58 +285,64 @@ fn score(
             progress.add(tokens.len() as u64);
         }
     }
-    Ok(Some(distance))
+    Ok(Some(Scores { model: model.sum(), reference: reference.as_ref().map(Side::sum), distance }))
+}
+
+/// Asks the questions and prints how many were answered.
+fn ask(args: &EvalArgs, items: &Path) -> Result<ExitCode, Error> {
+    let tokenizer = args.model.model.tokenizer()?;
+    let Some(tally) = with_engine!(args.model.open()?, engine => items::ask(&engine, &tokenizer, items))?
+    else {
+        return Ok(ExitCode::from(130));
+    };
+    tally.print(args.json)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Scores the text and prints what was found.
 pub fn run(args: EvalArgs) -> Result<ExitCode, Error> {
     terminal::catch_interrupts();
-    if let Some(path) = &args.items {
-        let tokenizer = args.model.model.tokenizer()?;
-        let Some(tally) = items::ask(&args.model.open()?, &tokenizer, path)? else {
-            return Ok(ExitCode::from(130));
-        };
-        tally.print(args.json)?;
-        return Ok(ExitCode::SUCCESS);
+    if let Some(items) = &args.items {
+        return ask(&args, items);
     }
     let window = args.model.machine.context.unwrap_or(WINDOW);
     let task = args.task(window as usize)?;
-    let EvalArgs { model: mut model_args, against, against_numerics, json, .. } = args;
-    let against = against.or_else(|| against_numerics.map(|_| model_args.model.clone()));
+    let EvalArgs { model: mut model_args, against, against_numerics, against_backend, json, .. } = args;
+    let itself = against_numerics.is_some() || against_backend.is_some();
+    let against = against.or_else(|| itself.then(|| model_args.model.clone()));
     model_args.machine.context = Some(window);
-    let mut model = Side::open(&model_args)?;
-    model.check(&task.windows)?;
+    let model = model_args.open()?;
+    check(&task.windows, vocabulary(&model))?;
     let source = model_args.model.clone();
-    let mut reference = match &against {
-        None => None,
+    let step = model_args.machine.chunk.min(STEP);
+    let scores = match &against {
+        None => with_engine!(model, model => score(model, None::<Engine<Cpu>>, &task, step)),
         Some(other) => {
-            // The same machine, another folder or other numerics.
+            // The same machine, another folder, other numerics or another machine after all.
             model_args.model = other.clone();
             model_args.machine.numerics = against_numerics.unwrap_or(model_args.machine.numerics);
-            let side = Side::open(&model_args)?;
-            if side.vocabulary() != model.vocabulary() {
+            if let Some(backend) = against_backend {
+                model_args.machine.move_to(backend);
+            }
+            let reference = model_args.open()?;
+            let (ours, theirs) = (vocabulary(&model), vocabulary(&reference));
+            if ours != theirs {
                 return Err(Error::Usage(format!(
-                    "{} has a vocabulary of {} and {} one of {}: only models with the same can be compared",
-                    source,
-                    model.vocabulary(),
-                    other,
-                    side.vocabulary()
+                    "{source} has a vocabulary of {ours} and {other} one of {theirs}: only models with the same can be \
+                     compared"
                 )));
             }
-            Some(side)
+            with_engine!(model, model => with_engine!(reference, reference => {
+                score(model, Some(reference), &task, step)
+            }))
         }
     };
-    let Some(distance) = score(&mut model, reference.as_mut(), &task, model_args.machine.chunk.min(STEP))?
-    else {
-        return Ok(ExitCode::from(130));
-    };
+    let Some(scores) = scores? else { return Ok(ExitCode::from(130)) };
 
-    let report =
-        Report { source: &source, against: against.as_ref(), window, task: &task, distance: &distance };
-    let reference = reference.map(|side| side.nats);
+    let report = Report { source: &source, against: against.as_ref(), window, task: &task, scores: &scores };
     match json {
-        true => writeln!(stdout(), "{:#}", report.json(model.nats, reference))?,
-        false => report.print(model.nats, reference)?,
+        true => writeln!(stdout(), "{:#}", report.json())?,
+        false => report.print()?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -324,11 +353,12 @@ struct Report<'a> {
     against: Option<&'a Source>,
     window: u32,
     task: &'a Task,
-    distance: &'a Distance,
+    scores: &'a Scores,
 }
 
 /// The ways to say how well a text was predicted.
-struct Score {
+struct Score<'a> {
+    machine: &'a str,
     perplexity: f64,
     nats_per_token: f64,
     bits_per_byte: Option<f64>,
@@ -339,23 +369,26 @@ impl Report<'_> {
         sum / self.task.scored() as f64
     }
 
-    fn score(&self, nats: f64) -> Score {
-        let nats_per_token = self.mean(nats);
+    fn score<'a>(&self, sum: &'a Sum) -> Score<'a> {
+        let nats_per_token = self.mean(sum.nats);
         let per_byte = |(tokens, bytes): (usize, usize)| {
             nats_per_token / std::f64::consts::LN_2 * tokens as f64 / bytes as f64
         };
         Score {
+            machine: &sum.machine,
             perplexity: nats_per_token.exp(),
             nats_per_token,
             bits_per_byte: self.task.text.map(per_byte),
         }
     }
 
-    fn json(&self, model: f64, reference: Option<f64>) -> Value {
-        let score = |source: &Source, nats: f64| {
-            let Score { perplexity, nats_per_token, bits_per_byte } = self.score(nats);
+    fn json(&self) -> Value {
+        let Scores { model, reference, distance } = self.scores;
+        let score = |source: &Source, sum: &Sum| {
+            let Score { machine, perplexity, nats_per_token, bits_per_byte } = self.score(sum);
             json!({
                 "folder": source.to_string(),
+                "machine": machine,
                 "perplexity": perplexity,
                 "nats_per_token": nats_per_token,
                 "bits_per_byte": bits_per_byte,
@@ -367,22 +400,23 @@ impl Report<'_> {
             "tokens_scored": self.task.scored(),
             "model": score(self.source, model),
         });
-        if let (Some(other), Some(nats)) = (self.against, reference) {
-            report["reference"] = score(other, nats);
-            report["kl_mean"] = json!(self.mean(self.distance.kl));
-            report["kl_max"] = json!(self.distance.largest_kl);
-            report["top1_agreement"] = json!(self.mean(self.distance.agreements as f64));
+        if let (Some(other), Some(sum)) = (self.against, reference) {
+            report["reference"] = score(other, sum);
+            report["kl_mean"] = json!(self.mean(distance.kl));
+            report["kl_max"] = json!(distance.largest_kl);
+            report["top1_agreement"] = json!(self.mean(distance.agreements as f64));
         }
         report
     }
 
-    fn print(&self, model: f64, reference: Option<f64>) -> std::io::Result<()> {
+    fn print(&self) -> std::io::Result<()> {
+        let Scores { model, reference, distance } = self.scores;
         let mut out = stdout().lock();
         let windows = self.task.windows.len();
         writeln!(out, "tokens scored  {} in {windows} windows of {}", self.task.scored(), self.window)?;
         let mut line = |name: &str, value: fn(&Score) -> Option<f64>| {
             let Some(ours) = value(&self.score(model)) else { return Ok(()) };
-            match reference.and_then(|nats| value(&self.score(nats))) {
+            match reference.as_ref().and_then(|sum| value(&self.score(sum))) {
                 None => writeln!(out, "{name:13}  {ours:.5}"),
                 Some(theirs) => writeln!(out, "{name:13}  {ours:.5}  reference {theirs:.5}"),
             }
@@ -391,7 +425,7 @@ impl Report<'_> {
         line("nats/token", |score| Some(score.nats_per_token))?;
         line("bits/byte", |score| score.bits_per_byte)?;
         if reference.is_some() {
-            let Distance { kl, largest_kl, agreements } = self.distance;
+            let Distance { kl, largest_kl, agreements } = distance;
             writeln!(out, "divergence     {:.3e} nats/token, at most {largest_kl:.3e}", self.mean(*kl))?;
             writeln!(out, "same choice    {:.2}%", 100.0 * self.mean(*agreements as f64))?;
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{Write, stdout};
 use std::process::ExitCode;
 
-use backend::{Backend, CacheFloat};
+use backend::CacheFloat;
 use checkpoint::{Checkpoint, Dtype};
 use clap::Args;
 use cpu::Cpu;
@@ -12,6 +12,8 @@ use engine::{Engine, bytes};
 use models::counted;
 
 use crate::error::Error;
+use crate::gpus;
+use crate::machine::AnyMachine;
 use crate::options::ModelArgs;
 
 /// Arguments of `pleiad inspect`.
@@ -125,7 +127,7 @@ fn describe_unused(unused: &[String], table: &mut Table) {
     }
 }
 
-fn describe_running(engine: &Engine<Cpu>, table: &mut Table) {
+fn describe_running(engine: &Engine<Cpu>, machine: &AnyMachine, table: &mut Table) {
     let float = match engine.cache() {
         CacheFloat::F16 => "f16",
         CacheFloat::F32 => "f32",
@@ -143,10 +145,20 @@ fn describe_running(engine: &Engine<Cpu>, table: &mut Table) {
             bytes(engine.state_bytes(context))
         ),
     );
-    let machine = engine.model().backend();
-    let free =
-        machine.free_memory().map_or(String::new(), |free| format!("; {} of memory free", bytes(free)));
-    table.row("machine", format!("{}{free}", machine.description()));
+    let (machine, free) = machine.describe();
+    let free = free.map_or(String::new(), |free| format!("; {} of memory free", bytes(free)));
+    table.row("machine", format!("{machine}{free}"));
+}
+
+/// Those that `--gpu` takes.
+fn describe_gpus(table: &mut Table) {
+    let gpus = gpus::list();
+    if gpus.is_empty() {
+        table.row("GPUs", "none");
+    }
+    for (i, gpu) in gpus.into_iter().enumerate() {
+        table.row(if i == 0 { "GPUs" } else { "" }, gpu);
+    }
 }
 
 pub fn run(args: &InspectArgs) -> Result<ExitCode, Error> {
@@ -154,8 +166,11 @@ pub fn run(args: &InspectArgs) -> Result<ExitCode, Error> {
     let mut table = Table(Vec::new());
     table.row("model", args.model.model.to_string());
     table.row("family", checkpoint.config().model_type()?);
-    let engine = match args.model.machine.engine(&checkpoint) {
-        Ok(engine) => engine,
+    let machine = args.model.machine.machine(checkpoint.total_bytes());
+    let opened =
+        machine.and_then(|machine| Ok((args.model.machine.outline(&checkpoint, &machine)?, machine)));
+    let (engine, machine) = match opened {
+        Ok(opened) => opened,
         Err(error) => {
             // What can be said of a model that does not run is still worth saying.
             describe_weights(&checkpoint, &mut table)?;
@@ -170,7 +185,8 @@ pub fn run(args: &InspectArgs) -> Result<ExitCode, Error> {
     let unused = checkpoint.unused();
     describe_weights(&checkpoint, &mut table)?;
     describe_unused(&unused, &mut table);
-    describe_running(&engine, &mut table);
+    describe_running(&engine, &machine, &mut table);
+    describe_gpus(&mut table);
     table.print()?;
     Ok(ExitCode::SUCCESS)
 }

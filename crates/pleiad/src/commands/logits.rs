@@ -7,6 +7,7 @@ use checkpoint::{Dtype, TensorSpec, write_file};
 use clap::Args;
 
 use crate::error::Error;
+use crate::machine::with_engine;
 use crate::options::{ModelArgs, parse_ids};
 
 /// Arguments of `pleiad logits`.
@@ -25,10 +26,11 @@ pub struct LogitsArgs {
 }
 
 pub fn run(args: &LogitsArgs) -> Result<ExitCode, Error> {
-    let engine = args.model.open()?;
-    let logits = engine.logits(&args.ids)?;
+    let (logits, vocabulary) = with_engine!(args.model.open()?, engine => {
+        (engine.logits(&args.ids)?, engine.model().summary().vocabulary)
+    });
     let bytes: Vec<u8> = logits.iter().flat_map(|v| v.to_le_bytes()).collect();
-    let shape = vec![args.ids.len(), engine.model().summary().vocabulary];
+    let shape = vec![args.ids.len(), vocabulary];
     write_file(&args.out, &[(TensorSpec { name: "logits".into(), dtype: Dtype::F32, shape }, &bytes)])?;
     Ok(ExitCode::SUCCESS)
 }

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use backend::Backend;
+use checkpoint::Checkpoint;
 use clap::Args;
-use cpu::Cpu;
 use engine::{
     Engine, Flow, Sampler, SamplingParams, Sequence, Task, TemplateInput, Tokenizer, bytes, common_prefix,
 };
@@ -15,6 +15,7 @@ use rustyline::error::ReadlineError;
 use serde_json::{Value, json};
 
 use crate::error::Error;
+use crate::machine::{Machine, wait_for_weights, with_engine};
 use crate::options::{MachineArgs, parse_ids};
 use crate::source::Source;
 use crate::talk::{Talk, summary};
@@ -200,7 +201,8 @@ impl RunArgs {
     }
 }
 
-pub fn run(args: &RunArgs) -> Result<ExitCode, Error> {
+pub fn run(mut args: RunArgs) -> Result<ExitCode, Error> {
+    args.machine.quiet = args.quiet;
     let (source, prompt) = args.split()?;
     if args.ids.is_some() && prompt.is_some() {
         return Err(Error::Usage("give either a PROMPT or --ids".into()));
@@ -208,30 +210,34 @@ pub fn run(args: &RunArgs) -> Result<ExitCode, Error> {
     let checkpoint = source.checkpoint()?;
     // Before the weights: a prompt without a tokenizer fails at once.
     let tokenizer = if args.ids.is_none() { Some(source.tokenizer()?) } else { None };
-    let engine = args.machine.engine(&checkpoint)?;
+    with_engine!(args.machine.engine(&checkpoint)?, engine => {
+        introduce(&args, &source, &checkpoint, &engine);
+        terminal::catch_interrupts();
+        match (tokenizer, &args.ids) {
+            (Some(tokenizer), _) => talk(&args, engine, tokenizer, prompt),
+            (None, ids) => continue_ids(&args, &source, &engine, ids.as_deref().unwrap_or(&[])),
+        }
+    })
+}
+
+/// Says which model runs, and where.
+fn introduce<B: Backend>(args: &RunArgs, source: &Source, checkpoint: &Checkpoint, engine: &Engine<B>) {
     let what = match source {
         Source::Box => source.to_string(),
         Source::Folder(_) => engine.model().summary().family.clone(),
     };
-    args.note(&format!(
-        "[{what}, {}, {}]",
-        bytes(checkpoint.total_bytes()),
-        engine.model().backend().description()
-    ));
-    terminal::catch_interrupts();
-    match (tokenizer, &args.ids) {
-        (Some(tokenizer), _) => talk(args, engine, tokenizer, prompt),
-        (None, ids) => continue_ids(args, &source, &engine, ids.as_deref().unwrap_or(&[])),
-    }
+    let machine = engine.model().backend().description();
+    args.note(&format!("[{what}, {}, {machine}]", bytes(checkpoint.total_bytes())));
 }
 
 /// Ids in, ids (or, with a tokenizer, text) out.
-fn continue_ids(
+fn continue_ids<B: Machine>(
     args: &RunArgs,
     source: &Source,
-    engine: &Engine<Cpu>,
+    engine: &Engine<B>,
     ids: &[u32],
 ) -> Result<ExitCode, Error> {
+    wait_for_weights(engine.model().backend())?;
     let mut sequence = args.sequence(engine)?;
     let mut sampler = args.sampling.sampler(SamplingParams::default())?;
     let task = Task {
@@ -252,9 +258,9 @@ fn continue_ids(
     Ok(if terminal::interrupted() { ExitCode::from(130) } else { ExitCode::SUCCESS })
 }
 
-fn talk(
+fn talk<B: Machine>(
     args: &RunArgs,
-    engine: Engine<Cpu>,
+    engine: Engine<B>,
     tokenizer: Tokenizer,
     prompt: Option<&str>,
 ) -> Result<ExitCode, Error> {
@@ -302,7 +308,7 @@ impl Conversation {
         self.messages = self.system.iter().cloned().collect();
     }
 
-    fn render<B: Backend>(&self, talk: &Talk<B>, add_generation_prompt: bool) -> Result<String, Error> {
+    fn render<B: Machine>(&self, talk: &Talk<B>, add_generation_prompt: bool) -> Result<String, Error> {
         let mut extra = serde_json::Map::new();
         if self.no_think {
             extra.insert("enable_thinking".into(), Value::Bool(false));
@@ -317,7 +323,7 @@ impl Conversation {
     }
 
     /// Says `text` to the model and prints its answer; both become part of the conversation.
-    fn ask<B: Backend>(&mut self, talk: &mut Talk<B>, text: &str) -> Result<crate::talk::Answer, Error> {
+    fn ask<B: Machine>(&mut self, talk: &mut Talk<B>, text: &str) -> Result<crate::talk::Answer, Error> {
         self.messages.push(json!({"role": "user", "content": text}));
         let prompt = self.render(talk, true)?;
         let ids = talk.tokenizer.encode(&prompt, false)?;
@@ -341,7 +347,7 @@ const HELP: &str = "\
 /quit    leave (or Ctrl-D)
 Ctrl-C stops an answer.";
 
-fn chat(args: &RunArgs, talk: &mut Talk<Cpu>) -> Result<ExitCode, Error> {
+fn chat<B: Machine>(args: &RunArgs, talk: &mut Talk<B>) -> Result<ExitCode, Error> {
     if args.raw || !talk.tokenizer.has_chat_template() {
         return Err(match args.raw {
             true => Error::Usage("--raw continues a text: give a PROMPT".into()),

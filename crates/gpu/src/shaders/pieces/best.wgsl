@@ -1,17 +1,32 @@
-// The best of candidates, ties to the lower index.
+// The best of candidates, ties to the lower index. Values are compared by keys: whole numbers in the order of the floats they
+// stand for.
 struct Candidate {
-    value: f32,
+    key: u32,
     index: u32,
 }
 
 const NOBODY: u32 = 0xffffffffu;
+
+// The key of a value; `nan` for what is not a number.
+fn key_of(value: f32, nan: u32) -> u32 {
+    if is_nan(value) {
+        return nan;
+    }
+    // Zeros of either sign are equal.
+    let bits = select(bitcast<u32>(value), 0u, value == 0.0);
+    return select(bits | 0x80000000u, ~bits, bits >= 0x80000000u);
+}
+
+fn value_of(key: u32) -> f32 {
+    return bitcast<f32>(select(~key, key & 0x7fffffffu, key >= 0x80000000u));
+}
 
 // Whether `a` comes before `b`. NOBODY comes last.
 fn before(a: Candidate, b: Candidate) -> bool {
     if a.index == NOBODY || b.index == NOBODY {
         return b.index == NOBODY && a.index != NOBODY;
     }
-    return a.value > b.value || (a.value == b.value && a.index < b.index);
+    return a.key > b.key || (a.key == b.key && a.index < b.index);
 }
 
 var<workgroup> candidates: array<Candidate, THREADS>;
@@ -30,9 +45,4 @@ fn workgroup_best(own: Candidate, place: Place) -> Candidate {
     // Nobody may begin the next search before all have read this one's result.
     workgroupBarrier();
     return best;
-}
-
-// What a router compares: numbers that are none come after all others.
-fn comparable(value: f32) -> f32 {
-    return select(max(value, LOWEST), LOWEST, is_nan(value));
 }
