@@ -44,7 +44,9 @@ enum Piece {
     Store,
     /// Gates of a Gated DeltaNet.
     Gates,
-    /// The best of candidates.
+    /// Which of two candidates comes first.
+    Order,
+    /// The best of all threads' candidates.
     Best,
 }
 
@@ -86,7 +88,7 @@ pub(crate) mod kernels {
         EMBED = "embed", [Codes], 3 => 1, [128];
         EXPERT_LISTS = "expert_lists", [], 1 => 2, [64];
         EXPERT_TILES = "expert_tiles", [], 1 => 1, [256];
-        EXPERTS_DOWN = "experts_down", [Codes, Input, Totals], 5 => 1, [64], "ROWS" in [4],
+        EXPERTS_DOWN = "experts_down", [Codes, Input, Totals], 5 => 1, [128], "ROWS" in [4],
             "ALIGNED" in [0, 1];
         EXPERTS_TILED = "experts_tiled", [Codes, Input, Tile, Activation], 5 => 1, [256], "SHARE" in [1, 2, 4],
             "ACTIVATION" in [0, 1], "GATED" in [0, 1], "ALIGNED" in [0, 1];
@@ -101,17 +103,17 @@ pub(crate) mod kernels {
         HEADS = "heads", [Codes, Input, Totals], 3 => 1, [64], "ROWS" in [4], "ALIGNED" in [0, 1];
         HEADS_TURNED = "heads_turned", [Codes], 3 => 1, [64];
         MATMUL = "matmul", [Codes, Input, Tile], 5 => 1, [256], "SHARE" in [1, 2, 4], "ALIGNED" in [0, 1];
-        MATVEC = "matvec", [Codes, Input, Totals], 5 => 1, [64], "ROWS" in [4], "TOKENS" in [1, 2, 4, 8],
+        MATVEC = "matvec", [Codes, Input, Totals], 5 => 1, [32, 128, 256], "ROWS" in [4], "TOKENS" in [1, 2, 4, 8],
             "ALIGNED" in [0, 1];
         NORM_ADD = "norm_add", [Sum, Rms], 4 => 1, [64, 256];
         PART_OF_HEADS = "part_of_heads", [], 1 => 1, [128];
         RMS_NORM = "rms_norm", [Sum, Rms], 2 => 1, [64, 256];
         ROPE = "rope", [], 2 => 1, [128];
-        ROUTE_GROUPED = "route_grouped", [Best], 2 => 4, [64, 256];
-        ROUTE_SOFTMAX = "route_softmax", [Best, Sum], 2 => 2, [64, 256];
+        ROUTE_GROUPED = "route_grouped", [Order], 2 => 4, [256];
+        ROUTE_SOFTMAX = "route_softmax", [Order, Sum], 2 => 2, [256];
         SIGMOID_GATE = "sigmoid_gate", [], 2 => 1, [128];
         SOFT_CAP = "soft_cap", [], 1 => 1, [128];
-        TOP = "top", [Best], 2 => 2, [256], "AGAIN" in [0, 1];
+        TOP = "top", [Order, Best], 2 => 2, [256], "AGAIN" in [0, 1];
         WEIGHTED_SUM = "weighted_sum", [], 2 => 1, [128];
     }
 }
@@ -200,6 +202,7 @@ impl Variant {
                 Store if self.constant("HALF") == Some(1) => text.push_str(piece!("pieces/store_f16")),
                 Store => text.push_str(piece!("pieces/store_f32")),
                 Gates => text.push_str(piece!("pieces/gates")),
+                Order => text.push_str(piece!("pieces/order")),
                 Best => text.push_str(piece!("pieces/best")),
             }
         }

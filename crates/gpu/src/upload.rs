@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 
 use ::backend::{Error, Result};
 
@@ -80,8 +81,20 @@ impl Job {
 /// The thread that uploads.
 pub(crate) struct Uploads {
     pub gate: Arc<Gate>,
-    /// Dropped at the end, upon which the thread leaves.
-    jobs: SyncSender<Job>,
+    /// Absent only at the end, upon which the thread leaves.
+    jobs: Option<SyncSender<Job>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Uploads {
+    /// Waits for the thread: it must not be at work on a device while the program ends.
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been told already.
+            let _ = thread.join();
+        }
+    }
 }
 
 impl Uploads {
@@ -90,11 +103,11 @@ impl Uploads {
         let (jobs, receiver) = sync_channel(1024);
         let gate = Arc::new(Gate::default());
         let at_work = gate.clone();
-        std::thread::Builder::new()
+        let thread = std::thread::Builder::new()
             .name("upload".into())
             .spawn(move || work(&device, &at_work, &receiver))
             .map_err(|e| Error::Device(format!("cannot start the thread that uploads: {e}")))?;
-        Ok(Self { gate, jobs })
+        Ok(Self { gate, jobs: Some(jobs), thread: Some(thread) })
     }
 
     /// Uploads rows of a source: its codes and its scales, each with the words of a row.
@@ -104,7 +117,8 @@ impl Uploads {
             let job = Job { source: source.clone(), rows: rows.clone(), plane, row_words, buffer };
             let bytes = job.bytes();
             self.gate.counts().asked += bytes;
-            if bytes == 0 || self.jobs.send(job).is_err() {
+            let sent = self.jobs.as_ref().filter(|_| bytes > 0).is_some_and(|jobs| jobs.send(job).is_ok());
+            if !sent {
                 self.gate.done(bytes);
             }
         }

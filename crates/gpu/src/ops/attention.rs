@@ -18,7 +18,7 @@ const QUERY_QUADS: usize = 512;
 const BUSY: usize = 512;
 
 /// Fewest positions of a split.
-const SHORTEST_SPLIT: usize = 256;
+const SHORTEST_SPLIT: usize = THREADS;
 
 /// What attention over one cache takes besides it.
 pub(crate) struct Queries<'a> {

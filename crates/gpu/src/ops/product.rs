@@ -32,8 +32,18 @@ fn tiles_of(kernel: &'static Kernel, stack: &Stack, share: usize) -> Variant {
         .with("ALIGNED", stack.aligned())
 }
 
-fn rows_of(kernel: &'static Kernel, stack: &Stack) -> Variant {
-    Variant::new(kernel, THREADS)
+/// Threads that share a row of a product of few tokens. Of few rows each must come quickly; of many, more are at work at once
+/// the fewer threads each takes. Measured on an H200 (docs/performance.md).
+fn threads_for(rows: usize, eights: usize) -> u32 {
+    match rows {
+        16384.. => 32,
+        0..=4096 if eights >= 256 => 256,
+        _ => 128,
+    }
+}
+
+fn rows_of(kernel: &'static Kernel, stack: &Stack, threads: u32) -> Variant {
+    Variant::new(kernel, threads)
         .format(stack.format)
         .with("ROWS", ROWS as u32)
         .with("ALIGNED", stack.aligned())
@@ -69,7 +79,12 @@ impl Gpu {
         let stack = &weight.stack;
         let (variant, rows, tokens) = if n <= FEW {
             let tokens = [1, 2, 4].into_iter().find(|t| n <= *t).unwrap_or(8);
-            (rows_of(&kernels::MATVEC, stack).with("TOKENS", tokens as u32), ROWS, tokens)
+            (
+                rows_of(&kernels::MATVEC, stack, threads_for(out, stack.eights()))
+                    .with("TOKENS", tokens as u32),
+                ROWS,
+                tokens,
+            )
         } else {
             (tiles_of(&kernels::MATMUL, stack, share(n)), TILE_ROWS, 16 * share(n))
         };
@@ -99,7 +114,12 @@ impl Gpu {
                 self.run(&variant, &buffers, &numbers, grid);
             } else {
                 let grid = by_item(rows.div_ceil(ROWS), items);
-                self.run(&rows_of(&kernels::HEADS, stack), &buffers, &numbers[..numbers.len() - 1], grid);
+                self.run(
+                    &rows_of(&kernels::HEADS, stack, THREADS),
+                    &buffers,
+                    &numbers[..numbers.len() - 1],
+                    grid,
+                );
             }
         }
         Ok(y)
@@ -118,7 +138,7 @@ impl Gpu {
         let pairs = routes.tokens * routes.top_k;
         let rows = if activation.is_some() { 2 * width } else { width };
         let hidden = self.tensor(pairs, width)?;
-        let variant = rows_of(&kernels::EXPERTS_UP, stack)
+        let variant = rows_of(&kernels::EXPERTS_UP, stack, THREADS)
             .with("ACTIVATION", activation.map_or(0, number))
             .with("GATED", u32::from(activation.is_some()));
         for part in &stack.parts {
@@ -160,7 +180,7 @@ impl Gpu {
             let buffers: [&Buffer; 6] =
                 [&part.codes, &part.scales, hidden.buffer(), &routes.ids, &routes.weights, y.buffer()];
             self.run(
-                &rows_of(&kernels::EXPERTS_DOWN, down),
+                &rows_of(&kernels::EXPERTS_DOWN, down, 128),
                 &buffers,
                 &numbers,
                 by_item(rows.div_ceil(ROWS), tokens),

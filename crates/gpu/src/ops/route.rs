@@ -5,9 +5,8 @@ use std::sync::Arc;
 use ::backend::{GroupedSigmoid, Handle, Result, Shape};
 
 use super::folded;
-use super::norm::by_row;
 use crate::pool::Buffer;
-use crate::shader::kernels;
+use crate::shader::{Variant, kernels};
 use crate::{Gpu, Tensor};
 
 /// K experts and their weights for each token, on the device.
@@ -41,7 +40,7 @@ impl Gpu {
         let buffers = [logits.buffer(), factors.unwrap_or(logits).buffer(), &routes.ids, &routes.weights];
         let numbers =
             [rows, cols, top_k, usize::from(renormalise), usize::from(factors.is_some())].map(|n| n as u32);
-        self.run(&by_row(&kernels::ROUTE_SOFTMAX, cols), &buffers, &numbers, folded(rows));
+        self.run(&Variant::new(&kernels::ROUTE_SOFTMAX, 256), &buffers, &numbers, folded(rows));
         Ok(routes)
     }
 
@@ -60,7 +59,7 @@ impl Gpu {
             [rows, cols, spec.top_k, spec.groups, spec.kept_groups, usize::from(spec.renormalise)]
                 .map(|n| n as u32);
         let numbers = [tokens, experts, top_k, groups, kept, renormalise, spec.scaling.to_bits()];
-        self.run(&by_row(&kernels::ROUTE_GROUPED, cols), &buffers, &numbers, folded(rows));
+        self.run(&Variant::new(&kernels::ROUTE_GROUPED, 256), &buffers, &numbers, folded(rows));
         Ok(routes)
     }
 }

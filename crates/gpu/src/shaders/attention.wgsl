@@ -45,6 +45,8 @@ struct Params {
 
 // Words of the value channels that a workgroup takes: THREADS * WORDS.
 const CHANNELS: u32 = WORDS * WORD_VALUES;
+// Positions whose values are loaded at once.
+const AHEAD: u32 = 8u;
 // Threads that look for the largest score of a row.
 const LANES: u32 = THREADS / ROWS;
 
@@ -135,10 +137,16 @@ fn main(place: Place) {
         }
         if position < range.y {
             let at = (position % params.slots * params.key_heads + head) * params.key_words;
-            for (var c = 0u; c < quads; c++) {
-                let key = key4(at + c * (4u / WORD_VALUES));
-                for (var r = 0u; r < ROWS; r++) {
-                    scores[r] += dot(queries[r * quads + c], key);
+            // Four quads at once: their loads do not wait for each other.
+            for (var c = 0u; c < quads; c += 4u) {
+                var part: array<vec4<f32>, 4>;
+                for (var i = 0u; i < 4u; i++) {
+                    part[i] = key4(at + min(c + i, quads - 1u) * (4u / WORD_VALUES));
+                }
+                for (var i = 0u; i < min(4u, quads - c); i++) {
+                    for (var r = 0u; r < ROWS; r++) {
+                        scores[r] += dot(queries[r * quads + c + i], part[i]);
+                    }
                 }
             }
         }
@@ -180,19 +188,25 @@ fn main(place: Place) {
             }
         }
         workgroupBarrier();
-        // Values.
+        // Values, several positions at a time so that their loads do not wait for each other. Positions beyond the last
+        // repeat it with a weight of 0.
         let n = min(THREADS, range.y - start);
-        for (var j = 0u; j < n; j++) {
-            let at = ((start + j) % params.slots * params.key_heads + head) * params.value_stride;
-            for (var w = 0u; w < WORDS; w++) {
-                let word = (chunk * WORDS + w) * THREADS + thread;
-                if word < params.value_words {
-                    let pair = unpacked(values[at + word]);
-                    for (var r = 0u; r < ROWS; r++) {
-                        let weight = weights[r * THREADS + j];
-                        results[r * CHANNELS + w * WORD_VALUES] += weight * pair.x;
-                        if WORD_VALUES == 2u {
-                            results[r * CHANNELS + w * WORD_VALUES + 1u] += weight * pair.y;
+        for (var w = 0u; w < WORDS; w++) {
+            let word = (chunk * WORDS + w) * THREADS + thread;
+            if word < params.value_words {
+                for (var j = 0u; j < n; j += AHEAD) {
+                    var pairs: array<vec2<f32>, AHEAD>;
+                    for (var i = 0u; i < AHEAD; i++) {
+                        let slot = (start + min(j + i, n - 1u)) % params.slots;
+                        pairs[i] = unpacked(values[(slot * params.key_heads + head) * params.value_stride + word]);
+                    }
+                    for (var i = 0u; i < AHEAD; i++) {
+                        for (var r = 0u; r < ROWS; r++) {
+                            let weight = select(0.0, weights[r * THREADS + min(j + i, THREADS - 1u)], j + i < n);
+                            results[r * CHANNELS + w * WORD_VALUES] += weight * pairs[i].x;
+                            if WORD_VALUES == 2u {
+                                results[r * CHANNELS + w * WORD_VALUES + 1u] += weight * pairs[i].y;
+                            }
                         }
                     }
                 }

@@ -1,5 +1,6 @@
 // p = sigmoid(logits); the `top_k` largest p + bias, of the `kept` groups with the largest sums of their two best; weights
-// are the p of the chosen, normalised, times `scaling`. One token per workgroup.
+// are the p of the chosen, normalised, times `scaling`. One token per workgroup. Groups and experts count those that come before
+// them: that is their place.
 struct Params {
     tokens: u32,
     experts: u32,
@@ -21,6 +22,10 @@ struct Params {
 
 fn score(start: u32, e: u32) -> f32 {
     return sigmoid(logits[start + e]) + bias[e];
+}
+
+fn kept(first_group: u32, group: u32) -> bool {
+    return params.groups == 1u || group_ranks[first_group + group] < params.kept;
 }
 
 @compute @workgroup_size(THREADS)
@@ -58,31 +63,31 @@ fn main(place: Place) {
         storageBarrier();
         workgroupBarrier();
     }
-    var last = Candidate(0u, NOBODY);
-    var sum = 0.0;
-    for (var k = 0u; k < params.top_k; k++) {
-        var own = Candidate(0u, NOBODY);
-        for (var e = place.thread; e < params.experts; e += THREADS) {
-            if params.groups == 1u || group_ranks[first_group + e / size] < params.kept {
-                let candidate = Candidate(key_of(score(start, e), 0u), e);
-                if (k == 0u || before(last, candidate)) && before(candidate, own) {
-                    own = candidate;
-                }
+    for (var e = place.thread; e < params.experts; e += THREADS) {
+        if kept(first_group, e / size) {
+            let own = Candidate(key_of(score(start, e), 0u), e);
+            var rank = 0u;
+            for (var other = 0u; other < params.experts; other++) {
+                let first = before(Candidate(key_of(score(start, other), 0u), other), own);
+                rank += u32(first && kept(first_group, other / size));
+            }
+            if rank < params.top_k {
+                ids[token * params.top_k + rank] = e;
             }
         }
-        last = workgroup_best(own, place);
-        let weight = sigmoid(logits[start + last.index]);
-        sum += weight;
-        if place.thread == 0u {
-            ids[token * params.top_k + k] = last.index;
-            weights[token * params.top_k + k] = weight;
-        }
     }
+    storageBarrier();
+    workgroupBarrier();
     if place.thread == 0u {
+        var sum = 0.0;
+        for (var k = 0u; k < params.top_k; k++) {
+            sum += sigmoid(logits[start + ids[token * params.top_k + k]]);
+        }
         // The crumb keeps sigmoids that have all underflowed at zero.
         let factor = params.scaling / select(1.0, sum + 1e-20, params.renormalise != 0u);
         for (var k = 0u; k < params.top_k; k++) {
-            weights[token * params.top_k + k] *= factor;
+            let at = token * params.top_k + k;
+            weights[at] = sigmoid(logits[start + ids[at]]) * factor;
         }
     }
 }

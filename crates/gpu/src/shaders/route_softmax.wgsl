@@ -1,6 +1,6 @@
 // The `top_k` largest logits of a token, best first, and their weights: a softmax over the chosen ones, or over all; times a
-// factor per expert. One token per workgroup. Chosen experts need not be marked: the next is the best of those that come
-// after the last.
+// factor per expert. One token per workgroup. Every expert counts those that come before it: that is its place, and nobody
+// waits for another's.
 struct Params {
     tokens: u32,
     experts: u32,
@@ -22,29 +22,21 @@ fn main(place: Place) {
         return;
     }
     let start = token * params.experts;
-    var last = Candidate(0u, NOBODY);
-    var largest = 0.0;
-    var sum = 0.0;
-    for (var k = 0u; k < params.top_k; k++) {
-        var own = Candidate(0u, NOBODY);
-        for (var e = place.thread; e < params.experts; e += THREADS) {
-            // What is not a number comes after all others.
-            let candidate = Candidate(key_of(logits[start + e], 0u), e);
-            if (k == 0u || before(last, candidate)) && before(candidate, own) {
-                own = candidate;
-            }
+    for (var e = place.thread; e < params.experts; e += THREADS) {
+        // What is not a number comes after all others.
+        let own = Candidate(key_of(logits[start + e], 0u), e);
+        var rank = 0u;
+        for (var other = 0u; other < params.experts; other++) {
+            rank += u32(before(Candidate(key_of(logits[start + other], 0u), other), own));
         }
-        last = workgroup_best(own, place);
-        if k == 0u {
-            largest = value_of(last.key);
-        }
-        let weight = exp(value_of(last.key) - largest);
-        sum += weight;
-        if place.thread == 0u {
-            ids[token * params.top_k + k] = last.index;
-            weights[token * params.top_k + k] = weight;
+        if rank < params.top_k {
+            ids[token * params.top_k + rank] = e;
         }
     }
+    storageBarrier();
+    workgroupBarrier();
+    let largest = logits[start + ids[token * params.top_k]];
+    var sum = 0.0;
     if params.renormalise == 0u {
         var own = 0.0;
         for (var e = place.thread; e < params.experts; e += THREADS) {
@@ -52,11 +44,15 @@ fn main(place: Place) {
         }
         sum = workgroup_sum(vec2(own, 0.0), place).x;
     }
-    // The weights were written by one thread: it alone reads them again.
     if place.thread == 0u {
+        if params.renormalise != 0u {
+            for (var k = 0u; k < params.top_k; k++) {
+                sum += exp(logits[start + ids[token * params.top_k + k]] - largest);
+            }
+        }
         for (var k = 0u; k < params.top_k; k++) {
             let at = token * params.top_k + k;
-            var weight = weights[at] / sum;
+            var weight = exp(logits[start + ids[at]] - largest) / sum;
             if params.has_factors != 0u {
                 weight *= factors[ids[at]];
             }
