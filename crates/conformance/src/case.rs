@@ -255,3 +255,64 @@ pub fn run_all<B: Backend>(b: &B, filter: Option<&str>) -> Vec<Outcome> {
     let chosen = crate::all::<B>().into_iter().filter(|c| filter.is_none_or(|f| c.name.contains(f)));
     chosen.map(|case| case.check(b)).collect()
 }
+
+/// The most that fast numerics may be off in a product, whatever the activations.
+const FAST: Bound = Bound::l2(1e-2);
+
+/// Operations in which fast numerics round.
+const ROUNDED: [&str; 10] = [
+    "matmuls",
+    "matmul",
+    "matmul_add",
+    "gate_up",
+    "experts",
+    "expert_weights",
+    "head_matrices",
+    "mla_absorb_q",
+    "mla_unabsorb",
+    "mla",
+];
+
+/// Runs all cases with the bound of fast numerics for those that round.
+pub fn run_all_fast<B: Backend>(b: &B) -> Vec<Outcome> {
+    let loosen = |mut case: Case<B>| {
+        // Refusals and the like have no bound, and keep none.
+        if ROUNDED.contains(&case.operation()) && case.bound != Bound::EXACT {
+            case.bound = FAST;
+        }
+        case
+    };
+    crate::all::<B>().into_iter().map(loosen).map(|case| case.check(b)).collect()
+}
+
+/// Says how many cases there were and which came nearest to its bound.
+///
+/// # Panics
+/// If one has failed, with all that have.
+pub fn report(outcomes: &[Outcome]) {
+    let failures: Vec<String> =
+        outcomes.iter().filter_map(|o| o.failure.as_ref()).map(|f| format!("  {f}")).collect();
+    let worst = |o: &&Outcome| if o.bound.l2 > 0.0 { o.l2 / o.bound.l2 } else { 0.0 };
+    if let Some(nearest) = outcomes.iter().max_by(|a, b| worst(a).total_cmp(&worst(b))) {
+        println!(
+            "{} cases, {} failed; nearest to its bound: {} with {:.2e} of {:.2e}",
+            outcomes.len(),
+            failures.len(),
+            nearest.name,
+            nearest.l2,
+            nearest.bound.l2
+        );
+    }
+    // Of what may round a little, the product that is off most.
+    let rounded = outcomes.iter().filter(|o| ROUNDED.contains(&o.name.split('/').next().unwrap_or_default()));
+    if let Some(product) = rounded.max_by(|a, b| a.l2.total_cmp(&b.l2)) {
+        println!("the worst product: {} with {:.2e}", product.name, product.l2);
+    }
+    assert!(
+        failures.is_empty(),
+        "{} of {} cases failed:\n{}",
+        failures.len(),
+        outcomes.len(),
+        failures.join("\n")
+    );
+}

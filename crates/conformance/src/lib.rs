@@ -13,5 +13,7 @@ pub mod models;
 pub mod random;
 pub mod weights;
 
-pub use case::{Bound, Case, CaseResult, Expected, Failure, Fault, Outcome, Output, run_all};
+pub use case::{
+    Bound, Case, CaseResult, Expected, Failure, Fault, Outcome, Output, report, run_all, run_all_fast,
+};
 pub use cases::all;

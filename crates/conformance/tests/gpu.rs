@@ -5,14 +5,18 @@ use std::sync::OnceLock;
 
 use backend::{Backend, CacheFloat, GroupedSigmoid};
 use conformance::models::{Fixture, fixtures, greedy, logits_in_chunks, relative_error};
-use conformance::{Outcome, run_all};
-use gpu::{Choice, Gpu, Options};
+use conformance::{report, run_all, run_all_fast};
+use gpu::{Choice, Gpu, Numerics, Options};
 use models::{Logits, Model, Request};
 
 /// The adapter, opened once: kernels are compiled only once too.
 fn gpu() -> Option<Gpu> {
     static GPU: OnceLock<Option<Gpu>> = OnceLock::new();
-    GPU.get_or_init(|| open(&Options { adapter: Choice::Any, ..Options::default() })).clone()
+    GPU.get_or_init(|| open(&exact())).clone()
+}
+
+fn exact() -> Options {
+    Options { adapter: Choice::Any, numerics: Numerics::Exact, ..Options::default() }
 }
 
 fn open(options: &Options) -> Option<Gpu> {
@@ -41,28 +45,6 @@ fn fresh_logits(model: &Model<Gpu>, float: CacheFloat, ids: &[u32], chunk: usize
     logits_in_chunks(model, &mut model.state(float).unwrap(), ids, chunk).unwrap()
 }
 
-fn report(outcomes: &[Outcome]) {
-    let failures: Vec<String> =
-        outcomes.iter().filter_map(|o| o.failure.as_ref()).map(|f| format!("  {f}")).collect();
-    let worst = |o: &&Outcome| if o.bound.l2 > 0.0 { o.l2 / o.bound.l2 } else { 0.0 };
-    let nearest = outcomes.iter().max_by(|a, b| worst(a).total_cmp(&worst(b))).unwrap();
-    println!(
-        "{} cases, {} failed; nearest to its bound: {} with {:.2e} of {:.2e}",
-        outcomes.len(),
-        failures.len(),
-        nearest.name,
-        nearest.l2,
-        nearest.bound.l2
-    );
-    assert!(
-        failures.is_empty(),
-        "{} of {} cases failed:\n{}",
-        failures.len(),
-        outcomes.len(),
-        failures.join("\n")
-    );
-}
-
 #[test]
 fn operations() {
     if let Some(gpu) = gpu() {
@@ -80,6 +62,24 @@ fn operations_without_subgroups_and_with_weights_in_parts() {
     };
     if let Some(gpu) = open(&options) {
         report(&run_all(&gpu, None));
+    }
+}
+
+/// With the matrix units of GPUs that have them; the others round nothing.
+#[test]
+fn fast_numerics() {
+    let Some(gpu) = open(&Options { numerics: Numerics::Fast, ..exact() }) else { return };
+    if gpu.numerics() == Numerics::Exact {
+        println!("skipped: this GPU has no matrix units that wgpu reaches, so fast is exact");
+        return;
+    }
+    report(&run_all_fast(&gpu));
+    for fixture in &fixtures() {
+        let model = Model::load(&fixture.checkpoint, gpu.clone()).unwrap();
+        let logits = fresh_logits(&model, CacheFloat::F16, &fixture.ids, 64);
+        let error = relative_error(&logits, &fixture.logits);
+        println!("{:24} {error:.1e}", fixture.name);
+        assert!(error < 2e-2, "{}: relative error {error:.1e}", fixture.name);
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use conformance::cases::{AT_ONCE, CHUNKS};
-use conformance::{Bound, Expected, Outcome, all, run_all};
+use conformance::{Expected, all, report, run_all, run_all_fast};
 use cpu::{Cpu, Numerics, Options, Set};
 
 fn cpu_with(threads: usize, numerics: Numerics, set: Set) -> Cpu {
@@ -12,45 +12,6 @@ fn cpu_with(threads: usize, numerics: Numerics, set: Set) -> Cpu {
 
 fn cpu(threads: usize) -> Cpu {
     cpu_with(threads, Numerics::Exact, Set::best())
-}
-
-/// The most that fast numerics may be off in a product, whatever the activations.
-const FAST: Bound = Bound::l2(1e-2);
-
-/// Operations in which fast numerics round.
-const ROUNDED: [&str; 10] = [
-    "matmuls",
-    "matmul",
-    "matmul_add",
-    "gate_up",
-    "experts",
-    "expert_weights",
-    "head_matrices",
-    "mla_absorb_q",
-    "mla_unabsorb",
-    "mla",
-];
-
-fn report(outcomes: &[Outcome]) {
-    let failures: Vec<String> =
-        outcomes.iter().filter_map(|o| o.failure.as_ref()).map(|f| format!("  {f}")).collect();
-    let worst = |o: &&Outcome| if o.bound.l2 > 0.0 { o.l2 / o.bound.l2 } else { 0.0 };
-    let nearest = outcomes.iter().max_by(|a, b| worst(a).total_cmp(&worst(b))).unwrap();
-    println!(
-        "{} cases, {} failed; nearest to its bound: {} with {:.2e} of {:.2e}",
-        outcomes.len(),
-        failures.len(),
-        nearest.name,
-        nearest.l2,
-        nearest.bound.l2
-    );
-    assert!(
-        failures.is_empty(),
-        "{} of {} cases failed:\n{}",
-        failures.len(),
-        outcomes.len(),
-        failures.join("\n")
-    );
 }
 
 #[test]
@@ -70,21 +31,8 @@ fn every_set() {
         println!("{}, exact:", set.name());
         report(&run_all(&cpu_with(2, Numerics::Exact, set), None));
         let b = cpu_with(2, Numerics::Fast, set);
-        let (rounded, others): (Vec<_>, Vec<_>) =
-            all::<Cpu>().into_iter().partition(|case| ROUNDED.contains(&case.operation()));
-        assert!(rounded.len() > 100, "only {} cases of products", rounded.len());
-        let check = |case: &conformance::Case<Cpu>| case.check(&b);
-        println!("{}, fast, products:", set.name());
-        // Refusals and the like have no bound, and keep none.
-        let loose = |mut case: conformance::Case<Cpu>| {
-            if case.bound != Bound::EXACT {
-                case.bound = FAST;
-            }
-            case
-        };
-        report(&rounded.into_iter().map(loose).map(|case| check(&case)).collect::<Vec<_>>());
-        println!("{}, fast, the rest:", set.name());
-        report(&others.iter().map(check).collect::<Vec<_>>());
+        println!("{}, fast:", set.name());
+        report(&run_all_fast(&b));
     }
 }
 

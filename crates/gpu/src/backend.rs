@@ -11,7 +11,9 @@ use crate::ops::attention::Queries;
 use crate::ops::layout::PartOfHeads;
 use crate::recurrent::floats;
 use crate::weights::{Source, UpStacks};
-use crate::{Experts, Gpu, HeadMatrices, KvCache, Matrix, Positions, Recurrent, Rope, Routes, Tensor};
+use crate::{
+    Experts, Gpu, HeadMatrices, KvCache, Matrix, Numerics, Positions, Recurrent, Rope, Routes, Tensor,
+};
 
 impl Gpu {
     /// Appends to every cache or, when one does not fit, to none.
@@ -63,7 +65,11 @@ impl Backend for Gpu {
     fn description(&self) -> String {
         let adapter = self.adapter();
         let software = if adapter.software { ", software" } else { "" };
-        format!("GPU {}, {}{software}", adapter.name, adapter.api)
+        let numerics = match self.numerics() {
+            Numerics::Fast => "fast",
+            Numerics::Exact => "exact",
+        };
+        format!("GPU {}, {}{software}, {numerics} numerics", adapter.name, adapter.api)
     }
 
     fn free_memory(&self) -> Option<u64> {
@@ -167,9 +173,10 @@ impl Backend for Gpu {
         for w in weights {
             check::matmul("matmul", x.shape(), w.shape())?;
         }
+        let input = self.input(x)?;
         let mut products = Vec::with_capacity(N);
         for w in weights {
-            products.push(self.product(x, w, None)?);
+            products.push(self.product(&input, w, None)?);
         }
         products.try_into().map_err(|_| unreachable!("as many products as weights"))
     }
@@ -177,12 +184,13 @@ impl Backend for Gpu {
     fn matmul_add(&self, x: &Tensor, weight: &Matrix, residual: Tensor) -> Result<Tensor> {
         let shape = check::matmul("matmul_add", x.shape(), weight.shape())?;
         check::equal("matmul_add", "the residual", residual.shape(), shape)?;
-        self.product(x, weight, Some(&residual))
+        self.product(&self.input(x)?, weight, Some(&residual))
     }
 
     fn gate_up(&self, x: &Tensor, gate: &Matrix, up: &Matrix, activation: Activation) -> Result<Tensor> {
         check::gate_up(x.shape(), gate.shape(), up.shape())?;
-        let (gate, up) = (self.product(x, gate, None)?, self.product(x, up, None)?);
+        let input = self.input(x)?;
+        let (gate, up) = (self.product(&input, gate, None)?, self.product(&input, up, None)?);
         self.glu_of(&gate, &up, activation)
     }
 

@@ -3,13 +3,13 @@
 use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::{fmt, ptr};
 
 use ::backend::{Error, Result};
 
-use crate::Options;
+use crate::{Numerics, Options};
 
 /// A graphics adapter of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,12 +76,23 @@ fn rank(kind: wgpu::DeviceType) -> u32 {
     }
 }
 
+/// What went wrong with a device.
+#[derive(Default)]
+struct Trouble {
+    /// It is gone, which explains everything else.
+    lost: Option<String>,
+    /// The first fault it reported.
+    fault: Option<String>,
+}
+
 /// An open adapter.
 pub(crate) struct Device {
     pub adapter: Adapter,
     pub wgpu: wgpu::Device,
     pub queue: wgpu::Queue,
     pub info: wgpu::AdapterInfo,
+    /// Whether tiles of 16 x 16 halves can be multiplied by whole subgroups of 32, and sums kept in f32.
+    pub matrices: bool,
     /// Most bytes of one binding.
     pub largest_binding: u64,
     /// Most bytes of weights in one buffer.
@@ -92,8 +103,7 @@ pub(crate) struct Device {
     pub used: AtomicU64,
     /// Whether a buffer has gone that bind groups may still hold on to.
     pub stale: AtomicBool,
-    /// The first thing that went wrong.
-    trouble: Arc<Mutex<Option<String>>>,
+    trouble: Arc<Mutex<Trouble>>,
 }
 
 impl Device {
@@ -117,6 +127,12 @@ impl Device {
         if options.no_subgroups {
             features.remove(wgpu::Features::SUBGROUP);
         }
+        let matrices = options.numerics == Numerics::Fast && has_matrices(raw);
+        if matrices {
+            features |= wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX | wgpu::Features::SHADER_F16;
+        }
+        // SAFETY: the one experimental feature is used by kernels that keep to what its implementation has been seen to do.
+        let experimental = unsafe { wgpu::ExperimentalFeatures::enabled() };
         // What the adapter allows: kernels keep to wgpu's defaults, but buffers of weights profit from all there is.
         let limits = raw.limits();
         let largest_binding = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size);
@@ -125,24 +141,30 @@ impl Device {
             label: None,
             required_features: features,
             required_limits: limits,
-            experimental_features: wgpu::ExperimentalFeatures::disabled(),
+            experimental_features: if matrices {
+                experimental
+            } else {
+                wgpu::ExperimentalFeatures::disabled()
+            },
             memory_hints: wgpu::MemoryHints::Performance,
             trace: wgpu::Trace::Off,
         };
         let (wgpu, queue) = ready(raw.request_device(&descriptor))
             .map_err(|e| Error::Device(format!("cannot open {}: {e}", adapter.name)))?;
-        let trouble = Arc::new(Mutex::new(None));
-        let note = {
-            let trouble = trouble.clone();
-            move |what: String| {
-                trouble.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(what);
-            }
-        };
+        let trouble = Arc::new(Mutex::new(Trouble::default()));
         wgpu.set_device_lost_callback({
-            let note = note.clone();
-            move |_, why| note(format!("the GPU was lost: {}", or(&why, "its driver gives no reason")))
+            let trouble = trouble.clone();
+            move |_, why| {
+                let why = or(&one_line(&why), "its driver gives no reason");
+                locked(&trouble).lost.get_or_insert(format!("the GPU was lost: {why}"));
+            }
         });
-        wgpu.on_uncaptured_error(Arc::new(move |error: wgpu::Error| note(error.to_string())));
+        wgpu.on_uncaptured_error({
+            let trouble = trouble.clone();
+            Arc::new(move |error: wgpu::Error| {
+                locked(&trouble).fault.get_or_insert(one_line(&error.to_string()));
+            })
+        });
         let info = raw.get_info();
         Ok(Self {
             memory: memory(raw),
@@ -150,6 +172,7 @@ impl Device {
             wgpu,
             queue,
             info,
+            matrices,
             largest_binding,
             largest_part,
             used: AtomicU64::new(0),
@@ -169,7 +192,8 @@ impl Device {
 
     /// What went wrong since the device was opened, if anything did. It cannot be trusted after that.
     pub fn check(&self) -> Result<()> {
-        match &*self.trouble.lock().unwrap_or_else(PoisonError::into_inner) {
+        let trouble = locked(&self.trouble);
+        match trouble.lost.as_ref().or(trouble.fault.as_ref()) {
             Some(what) => Err(Error::Device(format!("{}: {what}", self.adapter.name))),
             None => Ok(()),
         }
@@ -217,8 +241,36 @@ fn none_suitable(choice: Choice, all: &[(Adapter, wgpu::Adapter)]) -> Error {
     })
 }
 
-fn or<'a>(text: &'a str, otherwise: &'a str) -> &'a str {
-    if text.is_empty() { otherwise } else { text }
+fn or(text: &str, otherwise: &str) -> String {
+    if text.is_empty() { otherwise.into() } else { text.into() }
+}
+
+fn locked(trouble: &Mutex<Trouble>) -> MutexGuard<'_, Trouble> {
+    // Texts that are there or not, never half of one.
+    trouble.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A message of wgpu's, which likes several lines, as one.
+fn one_line(text: &str) -> String {
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && *line != "Caused by:");
+    lines.collect::<Vec<_>>().join(": ")
+}
+
+/// Whether the adapter multiplies tiles as our kernels want it.
+fn has_matrices(raw: &wgpu::Adapter) -> bool {
+    let needed = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX
+        | wgpu::Features::SHADER_F16
+        | wgpu::Features::SUBGROUP;
+    let info = raw.get_info();
+    let fits = |p: &wgpu::CooperativeMatrixProperties| {
+        (p.m_size, p.n_size, p.k_size) == (16, 16, 16)
+            && p.ab_type == wgpu::CooperativeScalarType::F16
+            && p.cr_type == wgpu::CooperativeScalarType::F32
+    };
+    raw.features().contains(needed)
+        && (info.subgroup_min_size, info.subgroup_max_size) == (32, 32)
+        && raw.limits().max_compute_workgroup_storage_size >= 32 << 10
+        && raw.cooperative_matrix_properties().iter().any(fits)
 }
 
 /// Memory of the adapter's own, where its API tells.
@@ -248,5 +300,51 @@ pub(crate) fn ready<T>(future: impl Future<Output = T>) -> T {
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Device({}, {:?})", self.adapter, ptr::from_ref(self))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ::backend::{Backend, Error};
+
+    use crate::{Choice, Gpu, Options};
+
+    /// Software or not; none where the machine has no adapter at all.
+    fn gpu() -> Option<Gpu> {
+        let opened = Gpu::new(&Options { adapter: Choice::Any, ..Options::default() });
+        opened.inspect_err(|error| println!("skipped: {error}")).ok()
+    }
+
+    #[test]
+    fn a_lost_device_is_an_error_and_not_a_hang() {
+        let Some(gpu) = gpu() else { return };
+        let x = gpu.upload(1, 3, &[1.0, 2.0, 3.0]).unwrap();
+        assert_eq!(gpu.read(&x).unwrap(), [1.0, 2.0, 3.0]);
+        gpu.device.wgpu.destroy();
+        // Recording goes on as if nothing had happened, or says so; reading says so, every time.
+        let y = gpu.rms_norm(&x, None, 1e-6).unwrap_or(x);
+        for _ in 0..2 {
+            let error = gpu.read(&y).unwrap_err();
+            assert!(matches!(error, Error::Device(_)), "{error}");
+            assert!(error.to_string().contains("the GPU was lost"), "{error}");
+        }
+    }
+
+    #[test]
+    fn refused_memory_is_an_error_with_numbers() {
+        let Some(gpu) = gpu() else { return };
+        let error = gpu.pool.fresh("a test", 1 << 60).err().unwrap().to_string();
+        assert!(error.starts_with("out of memory: ") && error.contains("MB for a test"), "{error}");
+        println!("{error}");
+        // Nothing is broken by that.
+        let x = gpu.upload(1, 1, &[1.0]).unwrap();
+        assert_eq!(gpu.read(&x).unwrap(), [1.0]);
+    }
+
+    #[test]
+    fn a_gpu_that_is_not_there_is_an_error_that_says_which_are() {
+        let options = Options { adapter: Choice::Index(99), ..Options::default() };
+        let error = Gpu::new(&options).err().unwrap().to_string();
+        assert!(error.contains("no GPU"), "{error}");
     }
 }

@@ -39,11 +39,23 @@ use pool::Pool;
 use recorder::Recorder;
 use upload::Uploads;
 
+/// How products are rounded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Numerics {
+    /// Where the GPU has matrix units, products of many tokens go through them: inputs are rounded to 11 bits, weights too.
+    #[default]
+    Fast,
+    /// Plain f32 throughout.
+    Exact,
+}
+
 /// Settings of the GPU backend.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Which adapter.
     pub adapter: Choice,
+    /// How products are rounded.
+    pub numerics: Numerics,
     /// Most bytes of weights in one buffer, if less than the adapter allows: for tests of weights in several parts.
     pub largest_part: Option<u64>,
     /// Do without subgroup operations even where the adapter has them: for tests.
@@ -78,6 +90,11 @@ impl Gpu {
     /// The adapter in use.
     pub fn adapter(&self) -> &Adapter {
         &self.device.adapter
+    }
+
+    /// Whether products of many tokens are rounded.
+    pub fn numerics(&self) -> Numerics {
+        if self.device.matrices { Numerics::Fast } else { Numerics::Exact }
     }
 
     /// Bytes of weights that have reached the device, and of all that were asked for.

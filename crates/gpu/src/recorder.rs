@@ -225,6 +225,7 @@ impl Recorder {
             // The receiver lives until the result has come.
             let _ = sender.send(result);
         });
+        // Also where a lost device says so.
         let waited = self.device.wgpu.poll(wgpu::PollType::wait_indefinitely());
         self.device.check()?;
         let broken = |why: String| Error::Device(format!("{}: {why}", self.device.adapter.name));

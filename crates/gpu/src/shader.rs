@@ -90,7 +90,8 @@ pub(crate) mod kernels {
         EXPERT_TILES = "expert_tiles", [], 1 => 1, [256];
         EXPERTS_DOWN = "experts_down", [Codes, Input, Totals], 5 => 1, [128], "ROWS" in [4],
             "ALIGNED" in [0, 1];
-        EXPERTS_TILED = "experts_tiled", [Codes, Input, Tile, Activation], 5 => 1, [256], "SHARE" in [1, 2, 4],
+        EXPERTS_TILED = "experts_tiled", [Codes, Input, Tile, Activation], 6 => 1, [256], "SHARE" in [1, 2, 4],
+            "MATRICES" in [0, 1],
             "ACTIVATION" in [0, 1], "GATED" in [0, 1], "ALIGNED" in [0, 1];
         EXPERTS_UP = "experts_up", [Codes, Input, Totals, Activation], 4 => 1, [64], "ROWS" in [4],
             "ACTIVATION" in [0, 1], "GATED" in [0, 1],
@@ -102,7 +103,8 @@ pub(crate) mod kernels {
         GLU = "glu", [Activation], 2 => 1, [128], "ACTIVATION" in [0, 1];
         HEADS = "heads", [Codes, Input, Totals], 3 => 1, [64], "ROWS" in [4], "ALIGNED" in [0, 1];
         HEADS_TURNED = "heads_turned", [Codes], 3 => 1, [64];
-        MATMUL = "matmul", [Codes, Input, Tile], 5 => 1, [256], "SHARE" in [1, 2, 4], "ALIGNED" in [0, 1];
+        MATMUL = "matmul", [Codes, Input, Tile], 6 => 1, [256], "SHARE" in [1, 2, 4], "MATRICES" in [0, 1],
+            "ALIGNED" in [0, 1];
         MATVEC = "matvec", [Codes, Input, Totals], 5 => 1, [32, 128, 256], "ROWS" in [4], "TOKENS" in [1, 2, 4, 8],
             "ALIGNED" in [0, 1];
         NORM_ADD = "norm_add", [Sum, Rms], 4 => 1, [64, 256];
@@ -111,6 +113,7 @@ pub(crate) mod kernels {
         ROPE = "rope", [], 2 => 1, [128];
         ROUTE_GROUPED = "route_grouped", [Order], 2 => 4, [256];
         ROUTE_SOFTMAX = "route_softmax", [Order, Sum], 2 => 2, [256];
+        ROW_FACTOR = "row_factor", [], 1 => 1, [64];
         SIGMOID_GATE = "sigmoid_gate", [], 2 => 1, [128];
         SOFT_CAP = "soft_cap", [], 1 => 1, [128];
         TOP = "top", [Order, Best], 2 => 2, [256], "AGAIN" in [0, 1];
@@ -156,6 +159,11 @@ impl Variant {
         self.constants.iter().find(|(n, _)| *n == name).map(|(_, value)| *value)
     }
 
+    /// Whether it needs the matrix units of some GPUs.
+    fn matrices(&self) -> bool {
+        self.constant("MATRICES") == Some(1)
+    }
+
     /// The whole text.
     pub fn source(&self, subgroups: bool) -> String {
         macro_rules! piece {
@@ -164,6 +172,9 @@ impl Variant {
             };
         }
         let mut text = String::new();
+        if self.matrices() {
+            text.push_str("enable f16;\nenable wgpu_cooperative_matrix;\n");
+        }
         let mut number = |name: &str, value: u32| {
             // Writing to a string cannot fail.
             let _ = writeln!(text, "const {name}: u32 = {value}u;");
@@ -198,6 +209,7 @@ impl Variant {
                     .for_each(|piece| text.push_str(piece)),
                 Input if self.constant("ALIGNED") == Some(1) => text.push_str(piece!("pieces/input_aligned")),
                 Input => text.push_str(piece!("pieces/input_ragged")),
+                Tile if self.matrices() => text.push_str(piece!("pieces/tile_matrices")),
                 Tile => text.push_str(piece!("pieces/tile")),
                 Store if self.constant("HALF") == Some(1) => text.push_str(piece!("pieces/store_f16")),
                 Store => text.push_str(piece!("pieces/store_f32")),
@@ -277,6 +289,8 @@ mod tests {
 
     /// What every GPU that wgpu runs on has, and subgroups.
     const CAPABILITIES: Capabilities = Capabilities::SUBGROUP.union(Capabilities::SHADER_FLOAT16_IN_FLOAT32);
+    /// What some have beside that.
+    const MATRICES: Capabilities = Capabilities::COOPERATIVE_MATRIX.union(Capabilities::SHADER_FLOAT16);
 
     /// Every variant that can occur.
     fn variants() -> Vec<Variant> {
@@ -307,16 +321,24 @@ mod tests {
         let variants = variants();
         for variant in &variants {
             for subgroups in [false, true] {
+                if variant.matrices() && !subgroups {
+                    continue;
+                }
+                let capabilities = if variant.matrices() { CAPABILITIES | MATRICES } else { CAPABILITIES };
                 let source = variant.source(subgroups);
                 let name = format!("{} {:?} {:?}", variant.kernel.name, variant.format, variant.constants);
                 let module = naga::front::wgsl::parse_str(&source)
                     .unwrap_or_else(|e| panic!("{name}: {}", e.emit_to_string(&source)));
-                let info = Validator::new(ValidationFlags::all(), CAPABILITIES)
+                let info = Validator::new(ValidationFlags::all(), capabilities)
                     .validate(&module)
                     .unwrap_or_else(|e| panic!("{name}: {}", e.emit_to_string(&source)));
                 let options = naga::back::spv::Options::default();
                 naga::back::spv::write_vec(&module, &info, &options, None)
                     .unwrap_or_else(|e| panic!("{name}: {e}"));
+                // Metal's matrices are 8 x 8: these kernels are not chosen there.
+                if variant.matrices() {
+                    continue;
+                }
                 let options = naga::back::msl::Options {
                     lang_version: (2, 4),
                     fake_missing_bindings: true,

@@ -3,7 +3,7 @@
 #[cfg(feature = "gpu")]
 mod found {
     use backend::Backend;
-    use gpu::{Adapter, Choice, Gpu, Options, adapters};
+    use gpu::{Adapter, Choice, Gpu, Numerics, Options, adapters};
 
     use crate::error::Error;
     use crate::machine::{AnyMachine, Machine, NoRoom};
@@ -24,7 +24,10 @@ mod found {
         }
 
         fn numerics(&self, _asked: NumericsChoice) -> NumericsChoice {
-            NumericsChoice::Exact
+            match self.numerics() {
+                Numerics::Fast => NumericsChoice::Fast,
+                Numerics::Exact => NumericsChoice::Exact,
+            }
         }
 
         fn dispatches(&self) -> Option<u64> {
@@ -39,7 +42,11 @@ mod found {
     /// Opens the GPU that was asked for, or the best that is not software, for a model with so many bytes of weights.
     pub fn open(args: &MachineArgs, weights: u64) -> Result<AnyMachine, Error> {
         let adapter = args.gpu.map_or(Choice::Real, Choice::Index);
-        let gpu = Gpu::new(&Options { adapter, profile: args.profile, ..Options::default() })?;
+        let numerics = match args.numerics {
+            NumericsChoice::Fast => Numerics::Fast,
+            NumericsChoice::Exact => Numerics::Exact,
+        };
+        let gpu = Gpu::new(&Options { adapter, numerics, profile: args.profile, ..Options::default() })?;
         let beside = ACTIVATIONS + CACHES;
         match gpu.free_memory() {
             Some(free) if free < weights.saturating_add(beside) => {

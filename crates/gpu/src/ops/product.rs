@@ -25,13 +25,6 @@ fn share(tokens: usize) -> usize {
     [1, 2].into_iter().find(|share| tokens <= 16 * share).unwrap_or(4)
 }
 
-fn tiles_of(kernel: &'static Kernel, stack: &Stack, share: usize) -> Variant {
-    Variant::new(kernel, 256)
-        .format(stack.format)
-        .with("SHARE", share as u32)
-        .with("ALIGNED", stack.aligned())
-}
-
 /// Threads that share a row of a product of few tokens. Of few rows each must come quickly; of many, more are at work at once
 /// the fewer threads each takes. Measured on an H200 (docs/performance.md).
 fn threads_for(rows: usize, eights: usize) -> u32 {
@@ -54,6 +47,34 @@ fn chain<const N: usize>(stack: &Stack, numbers: [usize; N]) -> Vec<u32> {
 }
 
 impl Gpu {
+    fn tiles_of(&self, kernel: &'static Kernel, stack: &Stack, share: usize) -> Variant {
+        Variant::new(kernel, 256)
+            .format(stack.format)
+            .with("SHARE", share as u32)
+            .with("MATRICES", u32::from(self.device.matrices))
+            .with("ALIGNED", stack.aligned())
+    }
+
+    /// An input of one or several products.
+    pub(crate) fn input<'a>(&self, x: &'a Tensor) -> Result<Input<'a>> {
+        if x.shape().rows <= FEW {
+            return Ok(Input { x, factors: None });
+        }
+        self.input_of_tiles(x)
+    }
+
+    fn input_of_tiles<'a>(&self, x: &'a Tensor) -> Result<Input<'a>> {
+        if !self.device.matrices {
+            return Ok(Input { x, factors: None });
+        }
+        let Shape { rows, cols } = x.shape();
+        let factors = self.tensor(1, rows)?;
+        let numbers = [rows as u32, cols as u32];
+        let variant = Variant::new(&kernels::ROW_FACTOR, 64);
+        self.run(&variant, &[x.buffer(), factors.buffer()], &numbers, folded(rows));
+        Ok(Input { x, factors: Some(factors) })
+    }
+
     pub(crate) fn embed_of(&self, table: &Matrix, batch: &Batch<Self>, factor: f32) -> Result<Tensor> {
         let stack = &table.stack;
         let (rows, tokens) = (batch.rows(), &batch.data().tokens);
@@ -73,29 +94,37 @@ impl Gpu {
     }
 
     /// `y[t] = W x[t] (+ residual[t])`
-    pub(crate) fn product(&self, x: &Tensor, weight: &Matrix, residual: Option<&Tensor>) -> Result<Tensor> {
-        let (n, out) = (x.shape().rows, weight.rows);
+    pub(crate) fn product(
+        &self,
+        input: &Input<'_>,
+        weight: &Matrix,
+        residual: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let x = input.x;
+        let (n, out, stack) = (x.shape().rows, weight.rows, &weight.stack);
         let y = self.tensor(n, out)?;
-        let stack = &weight.stack;
-        let (variant, rows, tokens) = if n <= FEW {
-            let tokens = [1, 2, 4].into_iter().find(|t| n <= *t).unwrap_or(8);
-            (
-                rows_of(&kernels::MATVEC, stack, threads_for(out, stack.eights()))
-                    .with("TOKENS", tokens as u32),
-                ROWS,
-                tokens,
-            )
-        } else {
-            (tiles_of(&kernels::MATMUL, stack, share(n)), TILE_ROWS, 16 * share(n))
-        };
+        let has = [weight.bias.is_some(), residual.is_some()].map(usize::from);
+        let bias = weight.bias.as_ref().unwrap_or(x).buffer();
+        let residual = residual.unwrap_or(x).buffer();
         for part in &stack.parts {
-            let has = [weight.bias.is_some(), residual.is_some()].map(usize::from);
             let numbers = chain(stack, [part.rows.len(), part.rows.start, n, out, has[0], has[1]]);
-            let bias = weight.bias.as_ref().unwrap_or(x).buffer();
-            let residual = residual.unwrap_or(x).buffer();
-            let buffers = [&part.codes, &part.scales, x.buffer(), bias, residual, y.buffer()];
-            let [across, down, _] = folded(part.rows.len().div_ceil(rows));
-            self.run(&variant, &buffers, &numbers, [across, down, n.div_ceil(tokens) as u32]);
+            let inputs = [&part.codes, &part.scales, x.buffer(), bias, residual];
+            let [codes, scales, x, bias, residual] = inputs;
+            let grid = |rows: usize, tokens: usize| {
+                let [across, down, _] = folded(part.rows.len().div_ceil(rows));
+                [across, down, n.div_ceil(tokens) as u32]
+            };
+            if n <= FEW {
+                let tokens = [1, 2, 4].into_iter().find(|t| n <= *t).unwrap_or(8);
+                let variant = rows_of(&kernels::MATVEC, stack, threads_for(out, stack.eights()))
+                    .with("TOKENS", tokens as u32);
+                let buffers = [codes, scales, x, bias, residual, y.buffer()];
+                self.run(&variant, &buffers, &numbers, grid(ROWS, tokens));
+            } else {
+                let variant = self.tiles_of(&kernels::MATMUL, stack, share(n));
+                let buffers = [codes, scales, x, bias, residual, input.factors(), y.buffer()];
+                self.run(&variant, &buffers, &numbers, grid(TILE_ROWS, 16 * share(n)));
+            }
         }
         Ok(y)
     }
@@ -246,15 +275,33 @@ impl Gpu {
     ) -> Result<Tensor> {
         let gated = usize::from(activation.is_some());
         let h = self.tensor(pairs, rows / (1 + gated))?;
-        let variant = tiles_of(&kernels::EXPERTS_TILED, stack, groups.share)
+        let input = self.input_of_tiles(x)?;
+        let variant = self
+            .tiles_of(&kernels::EXPERTS_TILED, stack, groups.share)
             .with("ACTIVATION", activation.map_or(0, number))
             .with("GATED", gated as u32);
         for part in &stack.parts {
             let numbers = chain(stack, [part.rows.start, part.rows.end, rows, per]);
-            let buffers = [&part.codes, &part.scales, x.buffer(), &groups.list, &groups.table, h.buffer()];
+            let inputs =
+                [&part.codes, &part.scales, x.buffer(), &groups.list, &groups.table, input.factors()];
+            let [codes, scales, x, list, table, factors] = inputs;
+            let buffers = [codes, scales, x, list, table, factors, h.buffer()];
             self.run(&variant, &buffers, &numbers, by_item(rows.div_ceil(TILE_ROWS), groups.tiles));
         }
         Ok(h)
+    }
+}
+
+/// Rows of inputs, and what they are divided by before they are rounded to halves, where they are.
+pub(crate) struct Input<'a> {
+    x: &'a Tensor,
+    factors: Option<Tensor>,
+}
+
+impl Input<'_> {
+    /// The factors; where there are none, nobody reads what stands in for them.
+    fn factors(&self) -> &Buffer {
+        self.factors.as_ref().unwrap_or(self.x).buffer()
     }
 }
 

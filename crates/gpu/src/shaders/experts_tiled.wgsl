@@ -17,7 +17,9 @@ struct Params {
 
 @group(0) @binding(3) var<storage, read> list: array<u32>;
 @group(0) @binding(4) var<storage, read> tiles: array<vec4<u32>>;
-@group(0) @binding(5) var<storage, read_write> h: array<f32>;
+// What inputs are divided by where halves multiply; not read elsewhere.
+@group(0) @binding(5) var<storage, read> factors: array<f32>;
+@group(0) @binding(6) var<storage, read_write> h: array<f32>;
 
 // Where the tile's pairs begin in the list, and how many there are.
 var<private> begin: u32;
@@ -42,7 +44,7 @@ fn main(place: Place) {
     if count == 0u || row < params.first || row >= params.end {
         return;
     }
-    multiply_tile(row - params.first, end - params.first, place.thread);
+    multiply_tile(row - params.first, end - params.first, place);
     for (var j = 0u; j < SHARE; j++) {
         let i = place.thread % 16u + 16u * j;
         if i < count {

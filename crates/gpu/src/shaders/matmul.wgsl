@@ -17,7 +17,9 @@ struct Params {
 
 @group(0) @binding(3) var<storage, read> bias: array<f32>;
 @group(0) @binding(4) var<storage, read> residual: array<f32>;
-@group(0) @binding(5) var<storage, read_write> y: array<f32>;
+// What inputs are divided by where halves multiply; not read elsewhere.
+@group(0) @binding(5) var<storage, read> factors: array<f32>;
+@group(0) @binding(6) var<storage, read_write> y: array<f32>;
 
 var<private> first_token: u32;
 
@@ -29,7 +31,7 @@ fn tile_input(i: u32) -> u32 {
 fn main(place: Place) {
     let first_row = folded(place) * TILE_ROWS;
     first_token = place.workgroup.z * TILE_TOKENS;
-    multiply_tile(first_row, params.rows, place.thread);
+    multiply_tile(first_row, params.rows, place);
     for (var j = 0u; j < SHARE; j++) {
         let token = first_token + place.thread % 16u + 16u * j;
         for (var k = 0u; k < 4u; k++) {

@@ -15,7 +15,8 @@ var<private> tile_sums: array<vec4<f32>, SHARE>;
 // fn tile_input(i: u32) -> u32
 
 // Rows `first..end` of the weight. All threads of the workgroup must call it.
-fn multiply_tile(first: u32, end: u32, thread: u32) {
+fn multiply_tile(first: u32, end: u32, place: Place) {
+    let thread = place.thread;
     for (var j = 0u; j < SHARE; j++) {
         tile_sums[j] = vec4(0.0);
     }
