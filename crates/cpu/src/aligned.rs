@@ -91,7 +91,8 @@ impl<T: Number> Aligned<T> {
     /// Makes it longer, with zeros; room for as much again comes with it.
     pub fn grow(&mut self, len: usize) -> io::Result<()> {
         if len * size_of::<T>() > self.memory.bytes() {
-            let room = len.max(2 * self.len);
+            // Pages that are not touched cost nothing, and to move what is here costs more than a step.
+            let room = 2 * len;
             let mut longer = Self { memory: Memory::zeros(room * size_of::<T>())?, len, number: PhantomData };
             longer[..self.len].copy_from_slice(self);
             *self = longer;

@@ -209,6 +209,15 @@ impl KvCache {
         self.values.range(self.block(start, head, width), n * width)
     }
 
+    /// One head's keys in the block that begins at position `start`, to ask for them in advance; nothing if they are not
+    /// halves.
+    pub(crate) fn ahead(&self, start: usize, head: usize) -> &[u16] {
+        match self.keys(start, BLOCK.min(self.len - start), head) {
+            Stored::F32(_) => &[],
+            Stored::F16(halves) => halves,
+        }
+    }
+
     pub(crate) fn truncate(&mut self, len: usize) -> bool {
         let needed = self.shape.window.map_or(0, |window| (len + 1).saturating_sub(window));
         if len > self.len || self.first > needed {

@@ -127,7 +127,7 @@ impl Device {
         if options.no_subgroups {
             features.remove(wgpu::Features::SUBGROUP);
         }
-        let matrices = options.numerics == Numerics::Fast && has_matrices(raw);
+        let matrices = options.numerics == Numerics::Fast && !options.no_subgroups && has_matrices(raw);
         if matrices {
             features |= wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX | wgpu::Features::SHADER_F16;
         }

@@ -9,6 +9,7 @@
 //! `rows` is for few tokens: a register holds codes of one row, lanes are added at the end. `panel` is for many: 32 rows are
 //! unpacked once and turned, so that a lane is a row, and then meet every token.
 
+pub(crate) mod halves;
 mod panel;
 mod rows;
 
@@ -140,6 +141,17 @@ unsafe fn widen_bf16(mask: u16, bytes: *const u8) -> __m512 {
     // SAFETY: masked lanes are not read.
     let bits = _mm512_cvtepu16_epi32(unsafe { _mm256_maskz_loadu_epi16(mask, bytes.cast()) });
     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
+}
+
+/// The sums of the lanes of four registers.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
+fn sum_lanes([a, b, c, d]: [__m512; 4]) -> __m128 {
+    let ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    let cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    let all = _mm512_add_ps(_mm512_shuffle_ps::<0x44>(ab, cd), _mm512_shuffle_ps::<0xee>(ab, cd));
+    let all = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps::<1>(all));
+    _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps::<1>(all))
 }
 
 /// Codes of a stream of 3, 5 or 6 bits: 64 of them from `BITS * 8` bytes, one per byte.

@@ -3,7 +3,7 @@
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
-mod avx512;
+pub(crate) mod avx512;
 mod codes;
 mod decode;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]

@@ -5,10 +5,9 @@ use std::ops::Range;
 use ::backend::{Attention, Mask, Span};
 
 use super::schedule::{self, Layer};
-use super::softmax::{Keys, Source, Stored};
+use super::softmax::{Keys, Source, Values};
 use crate::Machine;
 use crate::cache::KvCache;
-use crate::kernels::Set;
 
 /// One layer's attention for a batch.
 pub(crate) struct Grouped<'a> {
@@ -82,21 +81,12 @@ impl Source for Head<'_> {
         (self.cache.shape.key_dim, self.cache.shape.value_dim)
     }
 
-    fn read<'a>(
-        &'a self,
-        _set: Set,
-        start: usize,
-        n: usize,
-        _memory: &'a mut [f32],
-    ) -> (Keys<'a>, (Stored<'a>, usize)) {
-        let keys = Keys::Panels(self.cache.keys(start, n, self.head));
-        (keys, (self.cache.values(start, n, self.head), self.cache.shape.value_dim))
+    fn read(&self, start: usize, n: usize) -> (Keys<'_>, Values<'_>) {
+        let values = self.cache.values(start, n, self.head);
+        (Keys::Panels(self.cache.keys(start, n, self.head)), Values::Rows(values, self.cache.shape.value_dim))
     }
 
     fn ahead(&self, start: usize) -> &[u16] {
-        match self.cache.keys(start, 1, self.head) {
-            Stored::F32(_) => &[],
-            Stored::F16(halves) => halves,
-        }
+        self.cache.ahead(start, self.head)
     }
 }

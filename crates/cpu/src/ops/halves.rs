@@ -1,7 +1,76 @@
-//! Halves to floats.
+//! Halves to floats, and products with them.
 
+use super::dense::{self, Rows, RowsMut, Size};
 use crate::kernels::Set;
+#[cfg(target_arch = "x86_64")]
+use crate::kernels::avx512;
 use crate::vector::{LANES, widen_half};
+
+/// Rows of halves and the distance between them.
+pub(crate) type Halves<'a> = (&'a [u16], usize);
+
+/// Rows and columns that are widened at a time: they are used while they are in the nearest cache, and the memory behind
+/// them has time to deliver what comes next.
+const CHUNK: usize = 64;
+
+/// Up to so many rows, halves are converted on their way: for eight rows at a time, where widening serves all of them at once. The
+/// results are the same.
+#[cfg(target_arch = "x86_64")]
+const FEW_ROWS: usize = 16;
+
+/// Memory that [`nn`] works in.
+pub(crate) const SCRATCH: usize = CHUNK * CHUNK;
+
+/// `c[i][j] = sum_l a[i][l] b[l][j]`, plus the present `c` when `add`. `ahead` is memory that is wanted next: it is asked for little
+/// by little, since all at once would be waited for.
+#[expect(clippy::too_many_arguments, reason = "a product and its surroundings")]
+pub(crate) fn nn(
+    set: Set,
+    size: Size,
+    a: Rows<'_>,
+    b: Halves<'_>,
+    c: RowsMut<'_>,
+    add: bool,
+    ahead: &[u16],
+    scratch: &mut [f32],
+) {
+    #[cfg(target_arch = "x86_64")]
+    if set == Set::Avx512 && size.m <= FEW_ROWS {
+        return avx512::halves::nn(size, a, b, c, add, ahead);
+    }
+    let Size { m, n, k } = size;
+    let chunks = k.div_ceil(CHUNK) * n.div_ceil(CHUNK);
+    let mut done = 0;
+    for j in (0..n).step_by(CHUNK) {
+        let columns = CHUNK.min(n - j);
+        for l in (0..k).step_by(CHUNK) {
+            prefetch(part(ahead, done, chunks));
+            done += 1;
+            let terms = CHUNK.min(k - l);
+            let wide = &mut scratch[..terms * columns];
+            widen_rows(set, &b.0[l * b.1 + j..], b.1, columns, wide);
+            let size = Size { m, n: columns, k: terms };
+            dense::nn(set, size, (&a.0[l..], a.1), (wide, columns), (&mut c.0[j..], c.1), add || l > 0);
+        }
+    }
+}
+
+/// Part `i` of `parts` of some memory.
+pub(crate) fn part(of: &[u16], i: usize, parts: usize) -> &[u16] {
+    &of[i * of.len() / parts..(i + 1) * of.len() / parts]
+}
+
+/// `c[i][j] = sum_l a[i][l] b[j][l]`; for sets that have this product, else it returns false and does nothing.
+pub(crate) fn nt(set: Set, size: Size, a: Rows<'_>, b: Halves<'_>, c: RowsMut<'_>, ahead: &[u16]) -> bool {
+    match set {
+        #[cfg(target_arch = "x86_64")]
+        Set::Avx512 => {
+            avx512::halves::nt(size, a, b, c, ahead);
+            true
+        }
+        _ => false,
+    }
+}
 
 /// Widens `n` rows of `width` halves, `stride` apart, into rows one after the other.
 pub(crate) fn widen_rows(set: Set, halves: &[u16], stride: usize, width: usize, out: &mut [f32]) {
@@ -21,7 +90,7 @@ pub(crate) fn widen_rows(set: Set, halves: &[u16], stride: usize, width: usize, 
 }
 
 /// Asks for memory that will be read soon.
-pub(crate) fn prefetch(halves: &[u16]) {
+fn prefetch(halves: &[u16]) {
     #[cfg(target_arch = "x86_64")]
     for line in halves.chunks(LINE) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
@@ -96,6 +165,85 @@ mod tests {
                         "{set:?}: {y}, not {expected}"
                     );
                 }
+            }
+        }
+    }
+
+    /// Between -2 and 2, one of fifty far larger.
+    fn floats(len: usize, seed: usize) -> Vec<f32> {
+        let value = |i: usize| ((i * 7919 + seed * 104_729) % 1013) as f32 / 253.0 - 2.0;
+        (0..len).map(|i| value(i) * if i % 50 == seed % 50 { 100.0 } else { 1.0 }).collect()
+    }
+
+    fn halves(len: usize, seed: usize) -> Vec<u16> {
+        floats(len, seed).into_iter().map(|v| half::f16::from_f32(v).to_bits()).collect()
+    }
+
+    /// Queries of 1 to 16 heads, and more than a tile; widths of heads, and odd ones; positions that fill no register.
+    fn sizes() -> impl Iterator<Item = Size> {
+        let widths = [1, 7, 64, 80, 128, 192, 256, 512, 576];
+        let rows = (1..=16).chain([19, 64]);
+        rows.flat_map(move |m| {
+            let positions = [1, 2, 31, 33, 64];
+            let width = move |i: usize| widths[(i + m) % widths.len()];
+            (0..15).map(move |i| (width(i), positions[i % 5])).flat_map(move |(width, position)| {
+                [Size { m, n: width, k: position }, Size { m, n: position, k: width }]
+            })
+        })
+    }
+
+    #[test]
+    fn products_are_right_and_rows_do_not_matter() {
+        let mut scratch = vec![f32::NAN; SCRATCH];
+        for set in Set::available() {
+            for size @ Size { m, n, k } in sizes() {
+                let (a_stride, b_stride, bt_stride, stride) = (k + 3, n + 2, k + 5, n + 1);
+                let (a, b, bt) = (floats(m * a_stride, 1), halves(k * b_stride, 2), halves(n * bt_stride, 3));
+                let (b, bt) = ((&b[..], b_stride), (&bt[..], bt_stride));
+                let mut c = vec![0.5; m * stride];
+                nn(set, size, (&a, a_stride), b, (&mut c, stride), true, b.0, &mut scratch);
+                let mut d = vec![0.5; m * stride];
+                let has_nt = nt(set, size, (&a, a_stride), bt, (&mut d, stride), bt.0);
+                for i in 0..m {
+                    let name = format!("{set:?}: row {i} of {m}x{n}x{k}");
+                    let (one, a) = (Size { m: 1, ..size }, (&a[i * a_stride..], a_stride));
+                    let (c, d) = (&c[i * stride..][..stride], &d[i * stride..][..stride]);
+                    let mut row = vec![0.5; stride];
+                    nn(set, one, a, b, (&mut row, stride), true, &[], &mut scratch);
+                    assert_eq!(row, c, "{name}");
+                    row.fill(0.5);
+                    nt(set, one, a, bt, (&mut row, stride), &[]);
+                    assert_eq!(row, d, "{name}");
+                    for j in 0..n {
+                        check(&name, c[j], 0.5, a.0, k, |l| b.0[l * b_stride + j]);
+                        if has_nt {
+                            check(&name, d[j], 0.0, a.0, k, |l| bt.0[j * bt_stride + l]);
+                        }
+                    }
+                    assert_eq!((c[n], d[n]), (0.5, 0.5), "{name}: written beyond a row");
+                }
+            }
+        }
+    }
+
+    /// That `got` is `start` and the sum of products in f64, up to rounding.
+    fn check(name: &str, got: f32, start: f64, a: &[f32], k: usize, b: impl Fn(usize) -> u16) {
+        let terms = || (0..k).map(|l| f64::from(a[l]) * half::f16::from_bits(b(l)).to_f64());
+        let (expected, size) = (start + terms().sum::<f64>(), start + terms().map(f64::abs).sum::<f64>());
+        assert!((f64::from(got) - expected).abs() <= 1e-6 * size, "{name}: {got}, not {expected}");
+    }
+
+    #[test]
+    fn what_is_not_a_number_stays_none() {
+        let size = Size { m: 2, n: 3, k: 64 };
+        let (a, mut scratch) = (vec![1.0; 128], vec![0.0; SCRATCH]);
+        for set in Set::available() {
+            for bad in [half::f16::NAN, half::f16::INFINITY] {
+                let mut b = halves(192, 1);
+                b[3 * 33 + 1] = bad.to_bits();
+                let mut c = [0.0; 6];
+                nn(set, size, (&a, 64), (&b, 3), (&mut c, 3), false, &[], &mut scratch);
+                assert_eq!(c.map(f32::is_finite), [true, false, true, true, false, true], "{set:?}: {c:?}");
             }
         }
     }

@@ -7,7 +7,7 @@ use ::backend::{LatentAttention, MlaWeights, Span};
 use super::dense::{Rows, RowsMut, Size, nn, nt};
 use super::product::head_products;
 use super::schedule::{self, Layer};
-use super::softmax::{self, BLOCK, Keys, PIECE, Partial, Queries, ROWS, Source, Stored, attend};
+use super::softmax::{self, BLOCK, Keys, PIECE, Partial, Queries, ROWS, Source, Stored, Values, attend};
 use crate::Machine;
 use crate::cache::KvCache;
 use crate::kernels::Set;
@@ -111,16 +111,12 @@ impl Source for Latents<'_> {
         (self.cache.shape.key_dim, self.rank)
     }
 
-    fn read<'a>(
-        &'a self,
-        set: Set,
-        start: usize,
-        n: usize,
-        memory: &'a mut [f32],
-    ) -> (Keys<'a>, (Stored<'a>, usize)) {
-        let stride = self.cache.shape.key_dim;
-        let rows = self.cache.keys(start, n, 0).widened(set, memory);
-        (Keys::Rows((rows, stride)), (Stored::F32(rows), stride))
+    fn read(&self, start: usize, n: usize) -> (Keys<'_>, Values<'_>) {
+        (Keys::Rows(self.cache.keys(start, n, 0)), Values::OfKeys)
+    }
+
+    fn ahead(&self, start: usize) -> &[u16] {
+        self.cache.ahead(start, 0)
     }
 }
 
@@ -222,7 +218,7 @@ impl Latent<'_> {
                     Queries { q: &q[rows.start * key..], seen: &seen[rows.clone()], soft_cap: None };
                 let mut partial = Partial::of(&mut partial[..Partial::len(rows.len(), value)], rows.len());
                 partial.clear();
-                attend(set, &queries, &source, start..end, &mut partial, &mut scratch);
+                attend(set, &queries, &source, start..end, &[], &mut partial, &mut scratch);
                 total.merge(set, &partial);
             }
         }
@@ -267,19 +263,13 @@ struct Piece<'a> {
     start: usize,
 }
 
-impl Source for Piece<'_> {
+impl<'a> Source for Piece<'a> {
     fn widths(&self) -> (usize, usize) {
         (self.keys.1, self.values.1)
     }
 
-    fn read<'a>(
-        &'a self,
-        _set: Set,
-        start: usize,
-        _n: usize,
-        _memory: &'a mut [f32],
-    ) -> (Keys<'a>, (Stored<'a>, usize)) {
-        let rows = |(x, stride): Rows<'a>| &x[(start - self.start) * stride..];
-        (Keys::Rows((rows(self.keys), self.keys.1)), (Stored::F32(rows(self.values)), self.values.1))
+    fn read(&self, start: usize, _n: usize) -> (Keys<'_>, Values<'_>) {
+        let rows = |(x, stride): Rows<'a>| Stored::F32(&x[(start - self.start) * stride..]);
+        (Keys::Rows(rows(self.keys)), Values::Rows(rows(self.values), self.values.1))
     }
 }

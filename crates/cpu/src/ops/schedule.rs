@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use ::backend::Span;
 
-use super::softmax::{PIECE, Partial, Queries, ROWS, Source, attend, scratch_len};
+use super::softmax::{BLOCK, PIECE, Partial, Queries, ROWS, Source, attend, scratch_len};
 use crate::Machine;
 use crate::pool::Parts;
 
@@ -52,6 +52,11 @@ impl Job {
     fn pieces(&self) -> Range<usize> {
         self.seen.start / PIECE..self.seen.end.div_ceil(PIECE)
     }
+
+    /// The first block of a piece, or of all of them.
+    fn start(&self, piece: Option<usize>) -> usize {
+        self.seen.start.max(piece.unwrap_or_default() * PIECE) / BLOCK * BLOCK
+    }
 }
 
 /// Attention of every span of a batch; `y` is `[n, heads * value width]`.
@@ -75,7 +80,13 @@ pub(crate) fn attention(machine: &Machine, layer: &impl Layer, y: &mut [f32]) {
                     // SAFETY: every piece of every job has its own part.
                     let mut partial = Partial::of(unsafe { parts.range(at, len) }, rows);
                     partial.clear();
-                    attend(machine.set, queries, &source, within(piece), &mut partial, memory.scratch);
+                    // The other threads take the tasks in between.
+                    let after = tasks.get(task + machine.pool.threads()).map(|(job, piece)| {
+                        let job = &jobs[*job];
+                        (layer.source(job.span, job.key_head), job.start(*piece))
+                    });
+                    let then = after.as_ref().map_or(&[][..], |(source, start)| source.ahead(*start));
+                    attend(machine.set, queries, &source, within(piece), then, &mut partial, memory.scratch);
                 }
                 _ => {
                     let (mut total, mut partial) =
@@ -83,7 +94,10 @@ pub(crate) fn attention(machine: &Machine, layer: &impl Layer, y: &mut [f32]) {
                     total.clear();
                     for piece in job.pieces() {
                         partial.clear();
-                        attend(machine.set, queries, &source, within(piece), &mut partial, memory.scratch);
+                        let more = piece + 1 < job.pieces().end;
+                        let then = if more { source.ahead((piece + 1) * PIECE) } else { &[] };
+                        let within = within(piece);
+                        attend(machine.set, queries, &source, within, then, &mut partial, memory.scratch);
                         total.merge(machine.set, &partial);
                     }
                     // SAFETY: no two jobs have a row in common.

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::dense::{PANEL, Rows, RowsMut, Size, nn, nt};
-use super::halves::{prefetch, widen_rows};
+use super::halves::{self, widen_rows};
 use crate::kernels::Set;
 use crate::vector::{LANES, Lanes, exp, sum_lanes, vectorised};
 
@@ -51,11 +51,29 @@ impl<'a> Stored<'a> {
     }
 }
 
-/// Keys of a block.
+/// Keys of a block, as wide as the source says.
 pub(crate) enum Keys<'a> {
-    Rows(Rows<'a>),
+    Rows(Stored<'a>),
     /// `[channel][position]` for every [`PANEL`] positions.
     Panels(Stored<'a>),
+}
+
+/// Values of a block.
+pub(crate) enum Values<'a> {
+    /// Rows, and the distance between them.
+    Rows(Stored<'a>, usize),
+    /// The first channels of the keys, which are rows.
+    OfKeys,
+}
+
+impl<'a> Values<'a> {
+    /// The halves that they are, if any.
+    fn halves(&self) -> &'a [u16] {
+        match self {
+            Values::Rows(Stored::F16(halves), _) => halves,
+            _ => &[],
+        }
+    }
 }
 
 /// Where keys and values come from.
@@ -63,17 +81,10 @@ pub(crate) trait Source {
     /// Width of a key and of a value.
     fn widths(&self) -> (usize, usize);
 
-    /// Keys of the `n` first positions of the block at `start`, and its values with their stride. `memory` has room for
-    /// the keys.
-    fn read<'a>(
-        &'a self,
-        set: Set,
-        start: usize,
-        n: usize,
-        memory: &'a mut [f32],
-    ) -> (Keys<'a>, (Stored<'a>, usize));
+    /// Keys and values of the `n` first positions of the block at `start`.
+    fn read(&self, start: usize, n: usize) -> (Keys<'_>, Values<'_>);
 
-    /// The keys of the block at `start` where they lie, to ask the memory for them ahead of time.
+    /// The keys from position `start` on, as far as they lie in one place, to ask the memory for them ahead of time.
     fn ahead(&self, _start: usize) -> &[u16] {
         &[]
     }
@@ -128,128 +139,105 @@ impl<'a> Partial<'a> {
 
 /// Memory for the blocks of a task.
 pub(crate) const fn scratch_len(key_width: usize) -> usize {
-    BLOCK * key_width + ROWS * BLOCK + CHUNK * BLOCK
+    BLOCK * key_width + ROWS * BLOCK + halves::SCRATCH
 }
 
-/// Adds positions `start..end` of one piece, as far as they are seen, to `partial`. `scratch` is [`scratch_len`] long.
+/// Adds positions `start..end` of one piece, as far as they are seen, to `partial`. `then` is what this thread will probably read
+/// afterwards, `scratch` is [`scratch_len`] long.
 pub(crate) fn attend(
     set: Set,
     queries: &Queries<'_>,
     source: &impl Source,
     positions: Range<usize>,
+    then: &[u16],
     partial: &mut Partial<'_>,
     scratch: &mut [f32],
 ) {
     let (key_width, value_width) = source.widths();
-    let (memory, rest) = scratch.split_at_mut(BLOCK * key_width);
-    let (chunk, rest) = rest.split_at_mut(CHUNK * BLOCK);
     let m = queries.seen.len();
+    let (memory, rest) = scratch.split_at_mut(BLOCK * key_width);
+    let (scratch, rest) = rest.split_at_mut(halves::SCRATCH);
     let scores = &mut rest[..m * BLOCK];
+    let q = (queries.q, key_width);
     let mut start = positions.start / BLOCK * BLOCK;
     while start < positions.end {
         let n = BLOCK.min(positions.end - start);
-        let (keys, (values, stride)) = source.read(set, start, n, memory);
-        let q = (queries.q, key_width);
-        match keys {
-            Keys::Rows(keys) => nt(set, Size { m, n, k: key_width }, q, keys, (scores, BLOCK)),
-            Keys::Panels(Stored::F32(panels)) => {
-                let size = Size { m, n: PANEL, k: key_width };
-                for (i, panel) in panels.chunks_exact(key_width * PANEL).enumerate() {
-                    nn(set, size, q, (panel, PANEL), (&mut scores[i * PANEL..], BLOCK), false);
-                }
+        let (keys, values) = source.read(start, n);
+        let next = if start + BLOCK < positions.end { source.ahead(start + BLOCK) } else { then };
+        // The keys, if they are rows.
+        let rows = match keys {
+            Keys::Panels(panels) => {
+                panel_scores(set, q, panels, values.halves(), (scores, BLOCK), m, scratch);
+                None
             }
-            Keys::Panels(Stored::F16(panels)) => {
-                let mut ahead = Ahead::new(half_slice(&values), panels.len());
-                for (i, panel) in panels.chunks_exact(key_width * PANEL).enumerate() {
-                    half_panel(set, q, panel, chunk, &mut ahead, (&mut scores[i * PANEL..], BLOCK), m);
-                }
+            Keys::Rows(rows) => {
+                Some(row_scores(set, Size { m, n, k: key_width }, q, rows, next, scores, memory))
             }
-        }
+        };
         weigh(set, scores, queries.seen, start, queries.soft_cap, [partial.max, partial.sum, partial.values]);
+        let (values, stride, next) = match (values, rows) {
+            (Values::Rows(values, stride), _) => (values, stride, next),
+            // What comes next has been asked for.
+            (Values::OfKeys, Some(rows)) => (rows, key_width, &[][..]),
+            (Values::OfKeys, None) => unreachable!("values in panels"),
+        };
+        let (size, weights) = (Size { m, n: value_width, k: n }, (&*scores, BLOCK));
         let out = (&mut *partial.values, value_width);
         match values {
-            Stored::F32(values) => {
-                nn(set, Size { m, n: value_width, k: n }, (scores, BLOCK), (values, stride), out, true);
-            }
-            Stored::F16(values) => {
-                let next = if start + BLOCK < positions.end { source.ahead(start + BLOCK) } else { &[] };
-                let ahead = Ahead::new(next, values.len());
-                half_values(set, (scores, BLOCK), (values, stride), chunk, ahead, out, (m, n));
-            }
+            Stored::F32(values) => nn(set, size, weights, (values, stride), out, true),
+            Stored::F16(values) => halves::nn(set, size, weights, (values, stride), out, true, next, scratch),
         }
         start += BLOCK;
     }
 }
 
-/// Channels that are widened at a time: they are used while they are in the nearest cache, and the memory behind them
-/// has time to deliver the next.
-const CHUNK: usize = 64;
-
-/// Memory that is wanted next, asked for little by little while other memory is worked on: all at once would be waited
-/// for.
-struct Ahead<'a> {
-    rest: &'a [u16],
-    /// Halves to ask for when one has been worked on, in sixteenths.
-    rate: usize,
-}
-
-impl<'a> Ahead<'a> {
-    fn new(wanted: &'a [u16], work: usize) -> Self {
-        Self { rest: wanted, rate: (16 * wanted.len()).div_ceil(work.max(1)) }
-    }
-
-    fn pass(&mut self, work: usize) {
-        let (now, later) = self.rest.split_at((work * self.rate / 16).min(self.rest.len()));
-        prefetch(now);
-        self.rest = later;
-    }
-}
-
-fn half_slice<'a>(stored: &Stored<'a>) -> &'a [u16] {
-    match stored {
-        Stored::F32(_) => &[],
-        Stored::F16(halves) => halves,
-    }
-}
-
-/// Scores of the positions of a panel of halves.
-fn half_panel(
+/// Scores of the positions of panels; `ahead` is wanted next.
+fn panel_scores(
     set: Set,
     q: Rows<'_>,
-    panel: &[u16],
-    chunk: &mut [f32],
-    ahead: &mut Ahead<'_>,
+    panels: Stored<'_>,
+    ahead: &[u16],
     scores: RowsMut<'_>,
     m: usize,
+    scratch: &mut [f32],
 ) {
-    for (i, halves) in panel.chunks(CHUNK * PANEL).enumerate() {
-        ahead.pass(halves.len());
-        let wide = &mut chunk[..halves.len()];
-        widen_rows(set, halves, halves.len(), halves.len(), wide);
-        let size = Size { m, n: PANEL, k: halves.len() / PANEL };
-        nn(set, size, (&q.0[i * CHUNK..], q.1), (wide, PANEL), (&mut *scores.0, scores.1), i > 0);
+    let size = Size { m, n: PANEL, k: q.1 };
+    let len = size.k * PANEL;
+    match panels {
+        Stored::F32(panels) => {
+            for (i, panel) in panels.chunks_exact(len).enumerate() {
+                nn(set, size, q, (panel, PANEL), (&mut scores.0[i * PANEL..], scores.1), false);
+            }
+        }
+        Stored::F16(panels) => {
+            for (i, panel) in panels.chunks_exact(len).enumerate() {
+                let ahead = halves::part(ahead, i, panels.len() / len);
+                let out = (&mut scores.0[i * PANEL..], scores.1);
+                halves::nn(set, size, q, (panel, PANEL), out, false, ahead, scratch);
+            }
+        }
     }
 }
 
-/// Adds values of halves, weighted.
-fn half_values(
+/// Scores of the positions of rows; `ahead` is wanted next. Returns the rows as they are best used again: as they are stored,
+/// or widened in `memory`.
+fn row_scores<'a>(
     set: Set,
-    weights: Rows<'_>,
-    (values, stride): (&[u16], usize),
-    chunk: &mut [f32],
-    mut ahead: Ahead<'_>,
-    out: RowsMut<'_>,
-    (m, n): (usize, usize),
-) {
-    let width = out.1;
-    for start in (0..width).step_by(CHUNK) {
-        let columns = CHUNK.min(width - start);
-        ahead.pass(n * columns);
-        let wide = &mut chunk[..n * columns];
-        widen_rows(set, &values[start..], stride, columns, wide);
-        let size = Size { m, n: columns, k: n };
-        nn(set, size, weights, (wide, columns), (&mut out.0[start..], width), true);
+    size: Size,
+    q: Rows<'_>,
+    rows: Stored<'a>,
+    ahead: &[u16],
+    scores: &mut [f32],
+    memory: &'a mut [f32],
+) -> Stored<'a> {
+    if let Stored::F16(halves) = rows
+        && halves::nt(set, size, q, (halves, size.k), (scores, BLOCK), ahead)
+    {
+        return rows;
     }
+    let rows = rows.widened(set, memory);
+    nt(set, size, q, (rows, size.k), (scores, BLOCK));
+    Stored::F32(rows)
 }
 
 vectorised! {

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Unpack, load_scales, low_bits, planes, register_bytes, split, widen_bf16};
+use super::{Unpack, load_scales, low_bits, planes, register_bytes, split, sum_lanes, widen_bf16};
 use crate::kernels::codes::{Codes, Packing, ScaleType};
 use crate::kernels::rounded::{Form, Rounded};
 
@@ -166,17 +166,6 @@ unsafe fn some_rows<const PACKING: usize, const ROWS: usize>(
         }
         y.map(|y| y * x.scales[t])
     }
-}
-
-/// The sums of the lanes of four registers.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
-fn sum_lanes([a, b, c, d]: [__m512; 4]) -> __m128 {
-    let ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-    let cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-    let all = _mm512_add_ps(_mm512_shuffle_ps::<0x44>(ab, cd), _mm512_shuffle_ps::<0xee>(ab, cd));
-    let all = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps::<1>(all));
-    _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps::<1>(all))
 }
 
 /// A walk along `ROWS` rows.
