@@ -46,6 +46,8 @@ enum Piece {
     Gates,
     /// Which of two candidates comes first.
     Order,
+    /// Places of experts.
+    Rank,
     /// The best of all threads' candidates.
     Best,
 }
@@ -111,8 +113,8 @@ pub(crate) mod kernels {
         PART_OF_HEADS = "part_of_heads", [], 1 => 1, [128];
         RMS_NORM = "rms_norm", [Sum, Rms], 2 => 1, [64, 256];
         ROPE = "rope", [], 2 => 1, [128];
-        ROUTE_GROUPED = "route_grouped", [Order], 2 => 4, [256];
-        ROUTE_SOFTMAX = "route_softmax", [Order, Sum], 2 => 2, [256];
+        ROUTE_GROUPED = "route_grouped", [Order, Rank], 2 => 4, [256];
+        ROUTE_SOFTMAX = "route_softmax", [Order, Rank, Sum], 2 => 2, [256];
         ROW_FACTOR = "row_factor", [], 1 => 1, [64];
         SIGMOID_GATE = "sigmoid_gate", [], 2 => 1, [128];
         SOFT_CAP = "soft_cap", [], 1 => 1, [128];
@@ -215,6 +217,7 @@ impl Variant {
                 Store => text.push_str(piece!("pieces/store_f32")),
                 Gates => text.push_str(piece!("pieces/gates")),
                 Order => text.push_str(piece!("pieces/order")),
+                Rank => text.push_str(piece!("pieces/rank")),
                 Best => text.push_str(piece!("pieces/best")),
             }
         }

@@ -24,8 +24,11 @@ fn score(start: u32, e: u32) -> f32 {
     return sigmoid(logits[start + e]) + bias[e];
 }
 
-fn kept(first_group: u32, group: u32) -> bool {
-    return params.groups == 1u || group_ranks[first_group + group] < params.kept;
+// Experts of groups that are out come last, behind what is not a number.
+fn expert_key(token: u32, e: u32) -> u32 {
+    let group = e / (params.experts / params.groups);
+    let kept = params.groups == 1u || group_ranks[token * params.groups + group] < params.kept;
+    return select(0u, max(key_of(score(token * params.experts, e), 1u), 1u), kept);
 }
 
 @compute @workgroup_size(THREADS)
@@ -63,17 +66,12 @@ fn main(place: Place) {
         storageBarrier();
         workgroupBarrier();
     }
-    for (var e = place.thread; e < params.experts; e += THREADS) {
-        if kept(first_group, e / size) {
-            let own = Candidate(key_of(score(start, e), 0u), e);
-            var rank = 0u;
-            for (var other = 0u; other < params.experts; other++) {
-                let first = before(Candidate(key_of(score(start, other), 0u), other), own);
-                rank += u32(first && kept(first_group, other / size));
-            }
-            if rank < params.top_k {
-                ids[token * params.top_k + rank] = e;
-            }
+    for (var first = 0u; first < params.experts; first += THREADS) {
+        let e = first + place.thread;
+        let own = expert_key(token, min(e, params.experts - 1u));
+        let rank = rank_of(token, e, own, params.experts, place);
+        if e < params.experts && own > 0u && rank < params.top_k {
+            ids[token * params.top_k + rank] = e;
         }
     }
     storageBarrier();

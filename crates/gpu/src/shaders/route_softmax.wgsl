@@ -15,6 +15,11 @@ struct Params {
 @group(0) @binding(2) var<storage, read_write> ids: array<u32>;
 @group(0) @binding(3) var<storage, read_write> weights: array<f32>;
 
+// What is not a number comes after all others.
+fn expert_key(token: u32, e: u32) -> u32 {
+    return key_of(logits[token * params.experts + e], 0u);
+}
+
 @compute @workgroup_size(THREADS)
 fn main(place: Place) {
     let token = folded(place);
@@ -22,14 +27,10 @@ fn main(place: Place) {
         return;
     }
     let start = token * params.experts;
-    for (var e = place.thread; e < params.experts; e += THREADS) {
-        // What is not a number comes after all others.
-        let own = Candidate(key_of(logits[start + e], 0u), e);
-        var rank = 0u;
-        for (var other = 0u; other < params.experts; other++) {
-            rank += u32(before(Candidate(key_of(logits[start + other], 0u), other), own));
-        }
-        if rank < params.top_k {
+    for (var first = 0u; first < params.experts; first += THREADS) {
+        let e = first + place.thread;
+        let rank = rank_of(token, e, expert_key(token, min(e, params.experts - 1u)), params.experts, place);
+        if e < params.experts && rank < params.top_k {
             ids[token * params.top_k + rank] = e;
         }
     }
