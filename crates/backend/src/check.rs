@@ -6,8 +6,8 @@ use std::fmt::Display;
 use checkpoint::Weight;
 
 use crate::{
-    Attention, Error, Factor, GdnShape, GroupedSigmoid, Handle, KvImage, KvShape, Mask, RecurrentImage,
-    Result, Shape, Shared, Span,
+    Attention, Error, Factor, GdnShape, GdnWeights, GroupedSigmoid, Handle, KvImage, KvShape, Mask,
+    RecurrentImage, Result, Shape, Shared, Span,
 };
 
 /// A shape error.
@@ -176,23 +176,46 @@ pub fn kv_shape(shape: &KvShape) -> Result<()> {
     Ok(())
 }
 
-/// `kv_append` and `mla_append`, against one cache: its shape, how many tokens it holds, and the span it takes.
+/// `kv_append` and `mla_append`: each cache's shape, and how many tokens it holds.
 pub fn append(
     operation: &'static str,
     k: Shape,
     v: Shape,
-    cache: &KvShape,
-    len: usize,
-    span: &Span,
+    spans: &[Span],
+    caches: impl ExactSizeIterator<Item = (KvShape, usize)>,
 ) -> Result<()> {
-    equal(operation, "the width of k", k.cols, cache.heads * cache.key_dim)?;
-    equal(operation, "the width of v", v.cols, cache.heads * cache.value_dim)?;
+    rows(operation, "the rows of k", k, spans)?;
+    per_span(operation, spans, caches.len())?;
     equal(operation, "the rows of v", v.rows, k.rows)?;
-    equal(operation, "a span's position", span.position, len)
+    for (span, (cache, len)) in spans.iter().zip(caches) {
+        equal(operation, "the width of k", k.cols, cache.heads * cache.key_dim)?;
+        equal(operation, "the width of v", v.cols, cache.heads * cache.value_dim)?;
+        equal(operation, "a span's position", span.position, len)?;
+    }
+    Ok(())
+}
+
+/// `attention`: each cache's shape, and how many tokens it holds. Returns query heads per key head, and the width of a value.
+pub fn attention(
+    q: Shape,
+    spec: &Attention,
+    spans: &[Span],
+    caches: impl ExactSizeIterator<Item = (KvShape, usize)>,
+) -> Result<(usize, usize)> {
+    rows("attention", "the rows of q", q, spans)?;
+    per_span("attention", spans, caches.len())?;
+    let mut found: Option<(usize, usize)> = None;
+    for (span, (cache, len)) in spans.iter().zip(caches) {
+        let group = attention_of(q, spec, &cache, len, span)?;
+        let width = found.map_or(cache.value_dim, |(_, width)| width);
+        equal("attention", "the value width of a cache", cache.value_dim, width)?;
+        found = Some((group, width));
+    }
+    Ok(found.unwrap_or_default())
 }
 
 /// `attention`, against one cache; returns query heads per key head.
-pub fn attention(q: Shape, spec: &Attention, cache: &KvShape, len: usize, span: &Span) -> Result<usize> {
+fn attention_of(q: Shape, spec: &Attention, cache: &KvShape, len: usize, span: &Span) -> Result<usize> {
     equal("attention", "the width of q", q.cols, spec.heads * cache.key_dim)?;
     let group = heads("attention", "the number of query heads", spec.heads, cache.heads)?;
     if cache.value_dim == 0 {
@@ -222,28 +245,28 @@ pub fn attention(q: Shape, spec: &Attention, cache: &KvShape, len: usize, span: 
     Ok(group)
 }
 
-/// `mla_attention`, against one cache; returns rank and rotated width.
+/// `mla_attention`: each cache's shape, and how many tokens it holds. Returns rank and rotated width.
 pub fn mla_attention(
+    operation: &'static str,
     q: Shape,
     q_pe: Shape,
     n: usize,
-    cache: &KvShape,
-    len: usize,
-    span: &Span,
+    spans: &[Span],
+    caches: impl ExactSizeIterator<Item = (KvShape, usize)>,
 ) -> Result<(usize, usize)> {
-    let rank = heads("mla_attention", "the width of q", q.cols, n)?;
-    let pe = heads("mla_attention", "the width of q_pe", q_pe.cols, n)?;
-    equal("mla_attention", "the rows of q_pe", q_pe.rows, q.rows)?;
-    equal("mla_attention", "the heads of a cache", cache.heads, 1)?;
-    equal("mla_attention", "the width of a cached latent", cache.key_dim, rank + pe)?;
-    equal("mla_attention", "the tokens in a cache", len, span.position + span.len)?;
-    if let Some(kept) = cache.window.filter(|kept| len > *kept) {
-        return Err(error(
-            "mla_attention",
-            "a cache",
-            format!("a ring of {kept} tokens"),
-            format!("all {len} tokens"),
-        ));
+    rows(operation, "the rows of q", q, spans)?;
+    per_span(operation, spans, caches.len())?;
+    let rank = heads(operation, "the width of q", q.cols, n)?;
+    let pe = heads(operation, "the width of q_pe", q_pe.cols, n)?;
+    equal(operation, "the rows of q_pe", q_pe.rows, q.rows)?;
+    for (span, (cache, len)) in spans.iter().zip(caches) {
+        equal(operation, "the heads of a cache", cache.heads, 1)?;
+        equal(operation, "the width of a cached latent", cache.key_dim, rank + pe)?;
+        equal(operation, "the tokens in a cache", len, span.position + span.len)?;
+        if let Some(kept) = cache.window.filter(|kept| len > *kept) {
+            let found = format!("a ring of {kept} tokens");
+            return Err(error(operation, "a cache", found, format!("all {len} tokens")));
+        }
     }
     Ok((rank, pe))
 }
@@ -327,10 +350,24 @@ pub fn gdn_shape(operation: &'static str, shape: &GdnShape) -> Result<()> {
     Ok(())
 }
 
-/// `conv_causal`, against the shape of a state.
-pub fn conv_causal(x: Shape, w: Shape, shape: &GdnShape) -> Result<()> {
-    equal("conv_causal", "the width of x", x.cols, shape.channels())?;
-    equal("conv_causal", "w", w, Shape { rows: shape.channels(), cols: shape.kernel })
+/// `conv_causal`, against the shapes of the states.
+pub fn conv_causal(
+    x: Shape,
+    w: Shape,
+    spans: &[Span],
+    states: impl ExactSizeIterator<Item = GdnShape>,
+) -> Result<()> {
+    rows("conv_causal", "the rows of x", x, spans)?;
+    per_span("conv_causal", spans, states.len())?;
+    for shape in states {
+        convolution("conv_causal", x, w, &shape)?;
+    }
+    Ok(())
+}
+
+fn convolution(operation: &'static str, x: Shape, w: Shape, shape: &GdnShape) -> Result<()> {
+    equal(operation, "the width of x", x.cols, shape.channels())?;
+    equal(operation, "w", w, Shape { rows: shape.channels(), cols: shape.kernel })
 }
 
 /// `gdn_gates`; returns the number of value heads.
@@ -341,11 +378,51 @@ pub fn gdn_gates(a: Shape, b: Shape, a_log: Shape, dt_bias: Shape) -> Result<usi
     Ok(a.cols)
 }
 
-/// `gdn`, against the shape of a state.
-pub fn gdn(qkv: Shape, g: Shape, beta: Shape, shape: &GdnShape) -> Result<()> {
-    equal("gdn", "the width of qkv", qkv.cols, shape.channels())?;
-    equal("gdn", "g", g, Shape { rows: qkv.rows, cols: shape.value_heads })?;
-    equal("gdn", "beta", beta, g)
+/// `gdn`, against the shapes of the states; returns the width of all value heads.
+pub fn gdn(
+    qkv: Shape,
+    g: Shape,
+    beta: Shape,
+    spans: &[Span],
+    states: impl ExactSizeIterator<Item = GdnShape>,
+) -> Result<usize> {
+    rows("gdn", "the rows of qkv", qkv, spans)?;
+    per_span("gdn", spans, states.len())?;
+    let mut width = None;
+    for shape in states {
+        recurrence("gdn", qkv, g, beta, &shape)?;
+        let total = shape.value_total();
+        equal("gdn", "the value width of a state", total, *width.get_or_insert(total))?;
+    }
+    Ok(width.unwrap_or_default())
+}
+
+fn recurrence(operation: &'static str, qkv: Shape, g: Shape, beta: Shape, shape: &GdnShape) -> Result<()> {
+    equal(operation, "the width of qkv", qkv.cols, shape.channels())?;
+    equal(operation, "g", g, Shape { rows: qkv.rows, cols: shape.value_heads })?;
+    equal(operation, "beta", beta, g)
+}
+
+/// `gated_delta`, against the shapes of the states.
+pub fn gated_delta<T: Handle>(
+    qkv: Shape,
+    a: Shape,
+    b: Shape,
+    weights: &GdnWeights<T>,
+    spans: &[Span],
+    states: impl ExactSizeIterator<Item = GdnShape>,
+) -> Result<()> {
+    const OP: &str = "gated_delta";
+    rows(OP, "the rows of qkv", qkv, spans)?;
+    per_span(OP, spans, states.len())?;
+    gdn_gates(a, b, weights.a_log.shape(), weights.dt_bias.shape())?;
+    for shape in states {
+        equal(OP, "the key width of a state", shape.key_dim, weights.shape.key_dim)?;
+        equal(OP, "the value width of a state", shape.value_total(), weights.shape.value_total())?;
+        convolution(OP, qkv, weights.conv.shape(), &shape)?;
+        recurrence(OP, qkv, a, b, &shape)?;
+    }
+    Ok(())
 }
 
 /// That a cache's image belongs to its shape; returns the tokens it holds.

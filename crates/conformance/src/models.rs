@@ -99,3 +99,78 @@ pub fn greedy<B: Backend>(
         logits = logits_in_chunks(model, &mut state, &[best], 1)?;
     }
 }
+
+/// Logits of a prompt in a fresh state.
+pub fn fresh_logits<B: Backend>(model: &Model<B>, float: CacheFloat, ids: &[u32], chunk: usize) -> Vec<f32> {
+    let mut state = model.state(float).expect("a state");
+    logits_in_chunks(model, &mut state, ids, chunk).expect("logits")
+}
+
+/// What must hold for every fixture on every backend, in plain f32.
+///
+/// # Panics
+/// All of these do where it does not.
+pub mod checks {
+    use super::*;
+
+    /// mlx-lm's logits.
+    pub fn logits<B: Backend>(fixture: &Fixture, model: &Model<B>) {
+        let logits = fresh_logits(model, CacheFloat::F32, &fixture.ids, fixture.ids.len());
+        let error = relative_error(&logits, &fixture.logits);
+        println!("{:24} {error:.1e}", fixture.name);
+        assert!(error < 1e-4, "{}: relative error {error:.1e}", fixture.name);
+    }
+
+    /// mlx-lm's greedy continuation.
+    pub fn continuation<B: Backend>(fixture: &Fixture, model: &Model<B>) {
+        let (ids, last) = greedy(model, &fixture.ids, fixture.greedy.len()).expect("a continuation");
+        assert_eq!(ids, fixture.greedy, "{}", fixture.name);
+        let error = relative_error(&last, &fixture.last_logits);
+        assert!(error < 1e-4, "{}: relative error {error:.1e} of the last step", fixture.name);
+    }
+
+    /// The same logits however the prompt is cut.
+    pub fn chunks<B: Backend>(fixture: &Fixture, model: &Model<B>) {
+        let whole = fresh_logits(model, CacheFloat::F32, &fixture.ids, fixture.ids.len());
+        for chunk in [1, 7, 64] {
+            let error = relative_error(&fresh_logits(model, CacheFloat::F32, &fixture.ids, chunk), &whole);
+            assert!(error < 1e-5, "{} in chunks of {chunk}: {error:.1e}", fixture.name);
+        }
+    }
+
+    /// States that were saved and loaded go on with the same bits.
+    pub fn saved_states<B: Backend>(fixture: &Fixture, model: &Model<B>) {
+        for float in [CacheFloat::F32, CacheFloat::F16] {
+            let (start, rest) = fixture.ids.split_at(fixture.ids.len() / 2);
+            let mut state = model.state(float).expect("a state");
+            logits_in_chunks(model, &mut state, start, 7).expect("logits");
+            let image = state.image(model.backend()).expect("an image");
+            let mut loaded = model.state_from(&image, float).expect("a state from its image");
+            assert_eq!(loaded.len(), start.len());
+            let expected = logits_in_chunks(model, &mut state, rest, 64).expect("logits");
+            let found = logits_in_chunks(model, &mut loaded, rest, 64).expect("logits");
+            assert_eq!(found, expected, "{} with {float:?} caches", fixture.name);
+        }
+    }
+
+    /// Sequences in one batch do not meet.
+    pub fn batches<B: Backend>(fixture: &Fixture, model: &Model<B>) {
+        let vocabulary = model.summary().vocabulary;
+        let prompts = [&fixture.ids[..], &fixture.ids[3..9], &fixture.ids[5..7], &fixture.ids[1..30]];
+        let mut states = prompts.map(|_| model.state(CacheFloat::F32).expect("a state"));
+        let mut step = |parts: [&[u32]; 4]| {
+            let request = |(tokens, state)| Request { tokens, state, logits: Logits::Last };
+            let mut requests: Vec<_> = parts.into_iter().zip(&mut states).map(request).collect();
+            let rows = model.step(&mut requests).expect("a step").expect("logits were asked for");
+            model.backend().read(&rows).expect("logits")
+        };
+        // Two steps: the second begins at a different position in each sequence.
+        step(prompts.map(|ids| &ids[..ids.len() / 2]));
+        let rows = step(prompts.map(|ids| &ids[ids.len() / 2..]));
+        for (ids, row) in prompts.iter().zip(rows.chunks_exact(vocabulary)) {
+            let alone = fresh_logits(model, CacheFloat::F32, ids, ids.len());
+            let error = relative_error(row, &alone[alone.len() - vocabulary..]);
+            assert!(error < 1e-5, "{}: {error:.1e}", fixture.name);
+        }
+    }
+}

@@ -4,10 +4,10 @@
 use std::sync::OnceLock;
 
 use backend::{Backend, CacheFloat, GroupedSigmoid};
-use conformance::models::{Fixture, fixtures, greedy, logits_in_chunks, relative_error};
+use conformance::models::{Fixture, checks, fixtures, fresh_logits, logits_in_chunks, relative_error};
 use conformance::{report, run_all, run_all_fast};
 use gpu::{Choice, Gpu, Numerics, Options};
-use models::{Logits, Model, Request};
+use models::Model;
 
 /// The adapter, opened once: kernels are compiled only once too.
 fn gpu() -> Option<Gpu> {
@@ -39,10 +39,6 @@ fn each(check: impl Fn(&Fixture, &Model<Gpu>)) {
             Model::load(&fixture.checkpoint, gpu.clone()).unwrap_or_else(|e| panic!("{}: {e}", fixture.name));
         check(fixture, &model);
     }
-}
-
-fn fresh_logits(model: &Model<Gpu>, float: CacheFloat, ids: &[u32], chunk: usize) -> Vec<f32> {
-    logits_in_chunks(model, &mut model.state(float).unwrap(), ids, chunk).unwrap()
 }
 
 #[test]
@@ -81,70 +77,27 @@ fn fast_numerics() {
 
 #[test]
 fn logits_equal_mlx_lm_in_f32() {
-    each(|fixture, model| {
-        let logits = fresh_logits(model, CacheFloat::F32, &fixture.ids, fixture.ids.len());
-        let error = relative_error(&logits, &fixture.logits);
-        println!("{:24} {error:.1e}", fixture.name);
-        assert!(error < 1e-4, "{}: relative error {error:.1e}", fixture.name);
-    });
+    each(checks::logits);
 }
 
 #[test]
 fn greedy_continuation_equals_mlx_lm() {
-    each(|fixture, model| {
-        let (ids, last) = greedy(model, &fixture.ids, fixture.greedy.len()).unwrap();
-        assert_eq!(ids, fixture.greedy, "{}", fixture.name);
-        let error = relative_error(&last, &fixture.last_logits);
-        assert!(error < 1e-4, "{}: relative error {error:.1e} of the last step", fixture.name);
-    });
+    each(checks::continuation);
 }
 
 #[test]
 fn chunks_do_not_matter() {
-    each(|fixture, model| {
-        let whole = fresh_logits(model, CacheFloat::F32, &fixture.ids, fixture.ids.len());
-        for chunk in [7, 64] {
-            let error = relative_error(&fresh_logits(model, CacheFloat::F32, &fixture.ids, chunk), &whole);
-            assert!(error < 1e-5, "{} in chunks of {chunk}: {error:.1e}", fixture.name);
-        }
-    });
+    each(checks::chunks);
 }
 
 #[test]
 fn saved_and_loaded_states_continue_alike() {
-    each(|fixture, model| {
-        for float in [CacheFloat::F32, CacheFloat::F16] {
-            let (start, rest) = fixture.ids.split_at(fixture.ids.len() / 2);
-            let mut state = model.state(float).unwrap();
-            logits_in_chunks(model, &mut state, start, 7).unwrap();
-            let image = state.image(model.backend()).unwrap();
-            let mut loaded = model.state_from(&image, float).unwrap();
-            let expected = logits_in_chunks(model, &mut state, rest, 64).unwrap();
-            let found = logits_in_chunks(model, &mut loaded, rest, 64).unwrap();
-            assert_eq!(found, expected, "{} with {float:?} caches", fixture.name);
-        }
-    });
+    each(checks::saved_states);
 }
 
 #[test]
 fn sequences_in_one_batch_do_not_meet() {
-    each(|fixture, model| {
-        let vocabulary = model.summary().vocabulary;
-        let prompts = [&fixture.ids[..], &fixture.ids[3..9], &fixture.ids[5..7], &fixture.ids[1..30]];
-        let mut states: Vec<_> = prompts.iter().map(|_| model.state(CacheFloat::F16).unwrap()).collect();
-        let mut step = |parts: [&[u32]; 4]| {
-            let request = |(tokens, state)| Request { tokens, state, logits: Logits::Last };
-            let mut requests: Vec<_> = parts.into_iter().zip(&mut states).map(request).collect();
-            model.backend().read(&model.step(&mut requests).unwrap().unwrap()).unwrap()
-        };
-        step(prompts.map(|ids| &ids[..ids.len() / 2]));
-        let rows = step(prompts.map(|ids| &ids[ids.len() / 2..]));
-        for (ids, row) in prompts.iter().zip(rows.chunks_exact(vocabulary)) {
-            let alone = fresh_logits(model, CacheFloat::F16, ids, ids.len());
-            let error = relative_error(row, &alone[alone.len() - vocabulary..]);
-            assert!(error < 1e-3, "{}: {error:.1e}", fixture.name);
-        }
-    });
+    each(checks::batches);
 }
 
 /// Runs that a real GPU repeats; software does a few.

@@ -1,10 +1,12 @@
 //! Every fixture on every backend of this machine: mlx-lm's logits and greedy continuation, and the same logits however
 //! the prompt is cut, saved or batched.
 
-use backend::{Backend, CacheFloat};
-use conformance::models::{Fixture, fixtures, fixtures_folder, greedy, logits_in_chunks, relative_error};
+use backend::CacheFloat;
+use conformance::models::{
+    Fixture, checks, fixtures, fixtures_folder, fresh_logits, logits_in_chunks, relative_error,
+};
 use cpu::{Cpu, Numerics, Options};
-use models::{LayerImage, LayerShape, Logits, Model, Request, State};
+use models::{LayerImage, LayerShape, Model, State};
 
 fn cpu(threads: usize) -> Cpu {
     Cpu::new(Options { threads: Some(threads), numerics: Numerics::Exact, ..Options::default() }).unwrap()
@@ -24,56 +26,24 @@ fn each(check: impl Fn(&Fixture, &Model<Cpu>)) {
     }
 }
 
-fn fresh_logits(model: &Model<Cpu>, float: CacheFloat, ids: &[u32], chunk: usize) -> Vec<f32> {
-    logits_in_chunks(model, &mut model.state(float).unwrap(), ids, chunk).unwrap()
-}
-
 #[test]
 fn logits_equal_mlx_lm_in_f32() {
-    each(|fixture, model| {
-        let logits = fresh_logits(model, CacheFloat::F32, &fixture.ids, fixture.ids.len());
-        let error = relative_error(&logits, &fixture.logits);
-        println!("{:24} {error:.1e}", fixture.name);
-        assert!(error < 1e-4, "{}: relative error {error:.1e}", fixture.name);
-    });
+    each(checks::logits);
 }
 
 #[test]
 fn greedy_continuation_equals_mlx_lm() {
-    each(|fixture, model| {
-        let (ids, last) = greedy(model, &fixture.ids, fixture.greedy.len()).unwrap();
-        assert_eq!(ids, fixture.greedy, "{}", fixture.name);
-        let error = relative_error(&last, &fixture.last_logits);
-        assert!(error < 1e-4, "{}: relative error {error:.1e} of the last step", fixture.name);
-    });
+    each(checks::continuation);
 }
 
 #[test]
 fn chunks_do_not_matter() {
-    each(|fixture, model| {
-        let whole = fresh_logits(model, CacheFloat::F32, &fixture.ids, fixture.ids.len());
-        for chunk in [1, 7, 64] {
-            let error = relative_error(&fresh_logits(model, CacheFloat::F32, &fixture.ids, chunk), &whole);
-            assert!(error < 1e-5, "{} in chunks of {chunk}: {error:.1e}", fixture.name);
-        }
-    });
+    each(checks::chunks);
 }
 
 #[test]
 fn saved_and_loaded_states_continue_alike() {
-    each(|fixture, model| {
-        for float in [CacheFloat::F32, CacheFloat::F16] {
-            let (start, rest) = fixture.ids.split_at(fixture.ids.len() / 2);
-            let mut state = model.state(float).unwrap();
-            logits_in_chunks(model, &mut state, start, 7).unwrap();
-            let image = state.image(model.backend()).unwrap();
-            let mut loaded = model.state_from(&image, float).unwrap();
-            assert_eq!(loaded.len(), start.len());
-            let expected = logits_in_chunks(model, &mut state, rest, 64).unwrap();
-            let found = logits_in_chunks(model, &mut loaded, rest, 64).unwrap();
-            assert_eq!(found, expected, "{} with {float:?} caches", fixture.name);
-        }
-    });
+    each(checks::saved_states);
 }
 
 #[test]
@@ -101,24 +71,7 @@ fn fast_numerics_stay_close() {
 
 #[test]
 fn sequences_in_one_batch_do_not_meet() {
-    each(|fixture, model| {
-        let vocabulary = model.summary().vocabulary;
-        let prompts = [&fixture.ids[..], &fixture.ids[3..9], &fixture.ids[5..7], &fixture.ids[1..30]];
-        let mut states: Vec<_> = prompts.iter().map(|_| model.state(CacheFloat::F32).unwrap()).collect();
-        let mut step = |parts: [&[u32]; 4]| {
-            let request = |(tokens, state)| Request { tokens, state, logits: Logits::Last };
-            let mut requests: Vec<_> = parts.into_iter().zip(&mut states).map(request).collect();
-            model.backend().read(&model.step(&mut requests).unwrap().unwrap()).unwrap()
-        };
-        // Two steps: the second begins at a different position in each sequence.
-        step(prompts.map(|ids| &ids[..ids.len() / 2]));
-        let rows = step(prompts.map(|ids| &ids[ids.len() / 2..]));
-        for (ids, row) in prompts.iter().zip(rows.chunks_exact(vocabulary)) {
-            let alone = fresh_logits(model, CacheFloat::F32, ids, ids.len());
-            let error = relative_error(row, &alone[alone.len() - vocabulary..]);
-            assert!(error < 1e-5, "{}: {error:.1e}", fixture.name);
-        }
-    });
+    each(checks::batches);
 }
 
 #[test]

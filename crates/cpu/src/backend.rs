@@ -43,12 +43,9 @@ impl Cpu {
         caches: &mut [&mut KvCache],
         row: impl Fn(usize) -> ([&'a [f32]; 2], &'a [f32]),
     ) -> Result<()> {
-        check::rows(operation, "the rows of k", k, batch.spans())?;
-        check::per_span(operation, batch.spans(), caches.len())?;
         // All or none: a step that is refused must not have changed some sequences.
-        for (span, cache) in batch.spans().iter().zip(caches.iter_mut()) {
-            check::append(operation, k, v, &cache.shape, cache.len(), span)?;
-        }
+        let held = caches.iter().map(|cache| (cache.shape, cache.len()));
+        check::append(operation, k, v, batch.spans(), held)?;
         for (span, cache) in batch.spans().iter().zip(caches.iter_mut()) {
             cache.reserve(span.len)?;
         }
@@ -321,22 +318,10 @@ impl Backend for Cpu {
         spec: &Attention,
     ) -> Result<Tensor> {
         let _time = self.time("attention");
-        check::rows("attention", "the rows of q", q.shape(), batch.spans())?;
-        check::per_span("attention", batch.spans(), caches.len())?;
-        let width = spec.heads * caches[0].shape.value_dim;
-        let mut group = 1;
-        for (span, cache) in batch.spans().iter().zip(caches) {
-            check::equal(
-                "attention",
-                "the value width of a cache",
-                spec.heads * cache.shape.value_dim,
-                width,
-            )?;
-            let of_cache = check::attention(q.shape(), spec, &cache.shape, cache.len(), span)?;
-            group = of_cache;
-        }
+        let held = caches.iter().map(|cache| (cache.shape, cache.len()));
+        let (group, value_width) = check::attention(q.shape(), spec, batch.spans(), held)?;
         let layer = Grouped { q: q.values(), spans: batch.spans(), caches, spec: *spec, group };
-        Ok(self.fill(batch.rows(), width, |y| layer.run(&self.machine, y)))
+        Ok(self.fill(batch.rows(), spec.heads * value_width, |y| layer.run(&self.machine, y)))
     }
 
     fn mla_absorb_q(&self, q: &Tensor, weights: &HeadMatrices) -> Result<Tensor> {
@@ -368,14 +353,9 @@ impl Backend for Cpu {
         spec: &LatentAttention,
     ) -> Result<Tensor> {
         let _time = self.time("mla_attention");
-        check::rows("mla_attention", "the rows of q", q.shape(), batch.spans())?;
-        check::per_span("mla_attention", batch.spans(), caches.len())?;
-        let mut widths = (0, 0);
-        for (span, cache) in batch.spans().iter().zip(caches) {
-            widths =
-                check::mla_attention(q.shape(), q_pe.shape(), spec.heads, &cache.shape, cache.len(), span)?;
-        }
-        let (rank, pe) = widths;
+        let held = caches.iter().map(|cache| (cache.shape, cache.len()));
+        let (rank, pe) =
+            check::mla_attention("mla_attention", q.shape(), q_pe.shape(), spec.heads, batch.spans(), held)?;
         let spans = batch.spans();
         let layer = Absorbed { q: q.values(), q_pe: q_pe.values(), spans, caches, spec: *spec, rank, pe };
         Ok(self.fill(batch.rows(), q.shape().cols, |y| layer.run(&self.machine, y)))
@@ -400,11 +380,8 @@ impl Backend for Cpu {
         let latents = check::head_product("mla", q.shape(), embed_q.weight.count, embed_q.product_shape())?;
         let values =
             check::head_product("mla", latents, unembed_out.weight.count, unembed_out.product_shape())?;
-        check::rows("mla", "the rows of q", q.shape(), batch.spans())?;
-        check::per_span("mla", batch.spans(), caches.len())?;
-        for (span, cache) in batch.spans().iter().zip(caches) {
-            check::mla_attention(latents, q_pe.shape(), spec.heads, &cache.shape, cache.len(), span)?;
-        }
+        let held = caches.iter().map(|cache| (cache.shape, cache.len()));
+        check::mla_attention("mla", latents, q_pe.shape(), spec.heads, batch.spans(), held)?;
         let widths = Widths {
             rank: embed_q.product_shape().rows,
             pe: q_pe.shape().cols / spec.heads,
@@ -490,11 +467,7 @@ impl Backend for Cpu {
         states: &mut [&mut Recurrent],
     ) -> Result<Tensor> {
         let _time = self.time("conv_causal");
-        check::rows("conv_causal", "the rows of x", x.shape(), batch.spans())?;
-        check::per_span("conv_causal", batch.spans(), states.len())?;
-        for state in states.iter() {
-            check::conv_causal(x.shape(), w.shape(), &state.shape)?;
-        }
+        check::conv_causal(x.shape(), w.shape(), batch.spans(), states.iter().map(|state| state.shape))?;
         let cols = x.shape().cols;
         let taps = w.turned(self.machine.set);
         Ok(self.fill(batch.rows(), cols, |y| {
@@ -539,18 +512,8 @@ impl Backend for Cpu {
         states: &mut [&mut Recurrent],
     ) -> Result<Tensor> {
         let _time = self.time("gdn");
-        check::rows("gdn", "the rows of qkv", qkv.shape(), batch.spans())?;
-        check::per_span("gdn", batch.spans(), states.len())?;
-        for state in states.iter() {
-            check::gdn(qkv.shape(), g.shape(), beta.shape(), &state.shape)?;
-            check::equal(
-                "gdn",
-                "the value width of a state",
-                state.shape.value_total(),
-                states[0].shape.value_total(),
-            )?;
-        }
-        let width = states[0].shape.value_total();
+        let shapes = states.iter().map(|state| state.shape);
+        let width = check::gdn(qkv.shape(), g.shape(), beta.shape(), batch.spans(), shapes)?;
         Ok(self.fill(batch.rows(), width, |y| {
             for (span, state) in batch.spans().iter().zip(states) {
                 let y = &mut y[span.row * width..][..span.len * width];
@@ -576,19 +539,8 @@ impl Backend for Cpu {
         states: &mut [&mut Recurrent],
     ) -> Result<Tensor> {
         let _time = self.time("gated_delta");
-        check::rows("gated_delta", "the rows of qkv", qkv.shape(), batch.spans())?;
-        check::per_span("gated_delta", batch.spans(), states.len())?;
-        check::gdn_gates(a.shape(), b.shape(), weights.a_log.shape(), weights.dt_bias.shape())?;
-        for state in states.iter() {
-            for (what, of_state, of_layer) in [
-                ("the key width of a state", state.shape.key_dim, weights.shape.key_dim),
-                ("the value width of a state", state.shape.value_total(), weights.shape.value_total()),
-            ] {
-                check::equal("gated_delta", what, of_state, of_layer)?;
-            }
-            check::conv_causal(qkv.shape(), weights.conv.shape(), &state.shape)?;
-            check::gdn(qkv.shape(), a.shape(), b.shape(), &state.shape)?;
-        }
+        let shapes = states.iter().map(|state| state.shape);
+        check::gated_delta(qkv.shape(), a.shape(), b.shape(), weights, batch.spans(), shapes)?;
         let width = weights.shape.value_total();
         Ok(self.fill(batch.rows(), width, |y| {
             for (span, state) in batch.spans().iter().zip(states) {

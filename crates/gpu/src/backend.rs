@@ -25,11 +25,8 @@ impl Gpu {
         caches: &mut [&mut KvCache],
         write: impl Fn(&KvCache, &Span),
     ) -> Result<()> {
-        check::rows(operation, "the rows of k", k, batch.spans())?;
-        check::per_span(operation, batch.spans(), caches.len())?;
-        for (span, cache) in batch.spans().iter().zip(caches.iter_mut()) {
-            check::append(operation, k, v, &cache.shape, cache.len(), span)?;
-        }
+        let held = caches.iter().map(|cache| (cache.shape, cache.len()));
+        check::append(operation, k, v, batch.spans(), held)?;
         for (span, cache) in batch.spans().iter().zip(caches.iter_mut()) {
             self.reserve(cache, span.len)?;
         }
@@ -275,18 +272,8 @@ impl Backend for Gpu {
         caches: &[&KvCache],
         spec: &Attention,
     ) -> Result<Tensor> {
-        check::rows("attention", "the rows of q", q.shape(), batch.spans())?;
-        check::per_span("attention", batch.spans(), caches.len())?;
-        let value_width = caches[0].shape.value_dim;
-        for (span, cache) in batch.spans().iter().zip(caches) {
-            check::equal(
-                "attention",
-                "the value width of a cache",
-                spec.heads * cache.shape.value_dim,
-                spec.heads * value_width,
-            )?;
-            check::attention(q.shape(), spec, &cache.shape, cache.len(), span)?;
-        }
+        let held = caches.iter().map(|cache| (cache.shape, cache.len()));
+        let (_, value_width) = check::attention(q.shape(), spec, batch.spans(), held)?;
         let y = self.tensor(batch.rows(), spec.heads * value_width)?;
         let queries = Queries { q, more: None, spec: *spec, value_width };
         for (span, cache) in batch.spans().iter().zip(caches) {
@@ -322,13 +309,9 @@ impl Backend for Gpu {
         caches: &[&KvCache],
         spec: &LatentAttention,
     ) -> Result<Tensor> {
-        check::rows("mla_attention", "the rows of q", q.shape(), batch.spans())?;
-        check::per_span("mla_attention", batch.spans(), caches.len())?;
-        let mut rank = 0;
-        for (span, cache) in batch.spans().iter().zip(caches) {
-            (rank, _) =
-                check::mla_attention(q.shape(), q_pe.shape(), spec.heads, &cache.shape, cache.len(), span)?;
-        }
+        let held = caches.iter().map(|cache| (cache.shape, cache.len()));
+        let (rank, _) =
+            check::mla_attention("mla_attention", q.shape(), q_pe.shape(), spec.heads, batch.spans(), held)?;
         let y = self.tensor(batch.rows(), q.shape().cols)?;
         let spec = Attention { heads: spec.heads, scale: spec.scale, mask: Mask::Causal, soft_cap: None };
         let queries = Queries { q, more: Some(q_pe), spec, value_width: rank };
@@ -392,11 +375,7 @@ impl Backend for Gpu {
         batch: &Batch<Self>,
         states: &mut [&mut Recurrent],
     ) -> Result<Tensor> {
-        check::rows("conv_causal", "the rows of x", x.shape(), batch.spans())?;
-        check::per_span("conv_causal", batch.spans(), states.len())?;
-        for state in states.iter() {
-            check::conv_causal(x.shape(), w.shape(), &state.shape)?;
-        }
+        check::conv_causal(x.shape(), w.shape(), batch.spans(), states.iter().map(|state| state.shape))?;
         self.conv(x, w, batch, states)
     }
 
@@ -425,17 +404,8 @@ impl Backend for Gpu {
         batch: &Batch<Self>,
         states: &mut [&mut Recurrent],
     ) -> Result<Tensor> {
-        check::rows("gdn", "the rows of qkv", qkv.shape(), batch.spans())?;
-        check::per_span("gdn", batch.spans(), states.len())?;
-        for state in states.iter() {
-            check::gdn(qkv.shape(), g.shape(), beta.shape(), &state.shape)?;
-            check::equal(
-                "gdn",
-                "the value width of a state",
-                state.shape.value_total(),
-                states[0].shape.value_total(),
-            )?;
-        }
+        let shapes = states.iter().map(|state| state.shape);
+        check::gdn(qkv.shape(), g.shape(), beta.shape(), batch.spans(), shapes)?;
         self.gdn_of([qkv, g, beta], None, batch, states)
     }
 
@@ -448,19 +418,8 @@ impl Backend for Gpu {
         batch: &Batch<Self>,
         states: &mut [&mut Recurrent],
     ) -> Result<Tensor> {
-        check::rows("gated_delta", "the rows of qkv", qkv.shape(), batch.spans())?;
-        check::per_span("gated_delta", batch.spans(), states.len())?;
-        check::gdn_gates(a.shape(), b.shape(), weights.a_log.shape(), weights.dt_bias.shape())?;
-        for state in states.iter() {
-            for (what, of_state, of_layer) in [
-                ("the key width of a state", state.shape.key_dim, weights.shape.key_dim),
-                ("the value width of a state", state.shape.value_total(), weights.shape.value_total()),
-            ] {
-                check::equal("gated_delta", what, of_state, of_layer)?;
-            }
-            check::conv_causal(qkv.shape(), weights.conv.shape(), &state.shape)?;
-            check::gdn(qkv.shape(), a.shape(), b.shape(), &state.shape)?;
-        }
+        let shapes = states.iter().map(|state| state.shape);
+        check::gated_delta(qkv.shape(), a.shape(), b.shape(), weights, batch.spans(), shapes)?;
         let qkv = self.conv(qkv, &weights.conv, batch, states)?;
         self.gdn_of([&qkv, a, b], Some(weights), batch, states)
     }
