@@ -86,6 +86,7 @@ pub(crate) mod kernels {
         COMBINE = "combine", [], 4 => 1, [128];
         COMBINE_NORM = "combine_norm", [Sum, Rms], 4 => 1, [64, 256];
         CONV = "conv", [], 3 => 1, [128];
+        CONV_STEP = "conv_step", [], 2 => 2, [128];
         CONV_WINDOW = "conv_window", [], 1 => 1, [128];
         EMBED = "embed", [Codes], 3 => 1, [128];
         EXPERT_LISTS = "expert_lists", [], 1 => 2, [64];

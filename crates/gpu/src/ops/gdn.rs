@@ -12,6 +12,9 @@ use crate::{Gpu, Tensor};
 const THREADS: u32 = 128;
 const ROWS: usize = 8;
 
+/// Most tokens that one thread takes through the convolution.
+const FEW: usize = 4;
+
 impl Gpu {
     pub(crate) fn conv(
         &self,
@@ -25,6 +28,11 @@ impl Gpu {
         for (span, state) in batch.spans().iter().zip(states) {
             let kernel = state.shape.kernel;
             let numbers = [span.len, span.row, channels, kernel].map(|n| n as u32);
+            if span.len <= FEW {
+                let buffers = [x.buffer(), w.buffer(), &state.window, y.buffer()];
+                self.run_each(&each(&kernels::CONV_STEP), &buffers, &numbers, channels);
+                continue;
+            }
             let buffers = [x.buffer(), w.buffer(), &state.window, y.buffer()];
             self.run_each(&each(&kernels::CONV), &buffers, &numbers, span.len * channels);
             if kernel > 1 {
