@@ -99,6 +99,9 @@ impl Gpu {
             None => wanted.next_multiple_of(GROWTH).max(cache.slots * 3 / 2),
             Some(window) => wanted.next_multiple_of(GROWTH).min((window - 1 + n).max(wanted)),
         };
+        // Room to grow, but no further than a kernel reaches.
+        let widest = cache.slot_bytes(cache.shape.key_dim.max(cache.shape.value_dim));
+        let slots = slots.min((self.device.largest_binding / widest) as usize).max(wanted);
         let grow = |old: Option<&Buffer>, width: usize| -> Result<Buffer> {
             let bytes = cache.slot_bytes(width);
             let new = self.pool.fresh("a key-value cache", slots as u64 * bytes)?;

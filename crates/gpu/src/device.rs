@@ -1,11 +1,11 @@
 //! Adapters: which there are, which to use, what it can do; and what has gone wrong with it.
 
+use std::fmt;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
-use std::{fmt, ptr};
 
 use ::backend::{Error, Result};
 
@@ -135,7 +135,7 @@ impl Device {
         let experimental = unsafe { wgpu::ExperimentalFeatures::enabled() };
         // What the adapter allows: kernels keep to wgpu's defaults, but buffers of weights profit from all there is.
         let limits = raw.limits();
-        let largest_binding = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size);
+        let largest_binding = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size) / 16 * 16;
         let largest_part = options.largest_part.map_or(largest_binding, |most| most.min(largest_binding));
         let descriptor = wgpu::DeviceDescriptor {
             label: None,
@@ -297,12 +297,6 @@ pub(crate) fn ready<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-impl fmt::Debug for Device {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Device({}, {:?})", self.adapter, ptr::from_ref(self))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use ::backend::{Backend, Error};
@@ -333,9 +327,14 @@ mod tests {
     #[test]
     fn refused_memory_is_an_error_with_numbers() {
         let Some(gpu) = gpu() else { return };
-        let error = gpu.pool.fresh("a test", 1 << 60).err().unwrap().to_string();
+        let usage = wgpu::BufferUsages::STORAGE;
+        let error = gpu.device.buffer("a test", 1 << 60, usage).err().unwrap().to_string();
         assert!(error.starts_with("out of memory: ") && error.contains("MB for a test"), "{error}");
-        println!("{error}");
+        let too_long = gpu.device.largest_binding + 1;
+        for error in [gpu.pool.fresh("a test", too_long).err(), gpu.pool.take(too_long).err()] {
+            let error = error.unwrap().to_string();
+            assert!(error.contains("MB at once: "), "{error}");
+        }
         // Nothing is broken by that.
         let x = gpu.upload(1, 1, &[1.0]).unwrap();
         assert_eq!(gpu.read(&x).unwrap(), [1.0]);

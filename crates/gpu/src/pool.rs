@@ -46,15 +46,8 @@ impl Pool {
 
     /// A buffer of at least `len` bytes, with what earlier use has left in it.
     pub fn take(self: &Arc<Self>, len: u64) -> Result<Buffer> {
-        if len > self.device.largest_binding {
-            return Err(Error::Unsupported(format!(
-                "one operation needs {:.1} MB of activations, {} can reach {:.1} MB at once: take fewer tokens in a step",
-                len as f64 / 1e6,
-                self.device.adapter.name,
-                self.device.largest_binding as f64 / 1e6
-            )));
-        }
-        let size = size_for(len);
+        self.reachable("an operation's activations", len, "take fewer tokens in a step (--chunk)")?;
+        let size = size_for(len).min(self.device.largest_binding);
         let found =
             self.free.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&size).and_then(Vec::pop);
         let named = match found {
@@ -64,8 +57,23 @@ impl Pool {
         Ok(Buffer { named: Some(named), home: Home::Pool(self.clone()) })
     }
 
+    /// That a kernel can reach so many bytes at once.
+    fn reachable(&self, what: &str, len: u64, advice: &str) -> Result<()> {
+        let Device { largest_binding, adapter, .. } = &*self.device;
+        if len <= *largest_binding {
+            return Ok(());
+        }
+        Err(Error::Unsupported(format!(
+            "{:.1} MB for {what}, and {} reaches {:.1} MB at once: {advice}",
+            len as f64 / 1e6,
+            adapter.name,
+            *largest_binding as f64 / 1e6
+        )))
+    }
+
     /// A buffer of its own that goes back to the system: for weights and caches.
     pub fn fresh(&self, what: &str, len: u64) -> Result<Buffer> {
+        self.reachable(what, len, "a shorter context needs less")?;
         let named = Named::new(self.device.buffer(what, len.max(16).next_multiple_of(16), USAGE)?);
         Ok(Buffer { named: Some(named), home: Home::System(self.device.clone()) })
     }

@@ -209,6 +209,8 @@ impl Recorder {
         let usage = wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::MAP_READ;
         let size = total.max(8);
         let staging = self.device.buffer("what is read back", size, usage)?;
+        // It goes before anybody could count on its room.
+        self.device.used.fetch_sub(size, Ordering::Relaxed);
         self.encode(|encoder| {
             let mut to = 0;
             for (buffer, len) in wanted {
@@ -233,12 +235,10 @@ impl Recorder {
         receiver.recv().map_err(|e| broken(e.to_string()))?.map_err(|e| broken(e.to_string()))?;
         let view = staging.get_mapped_range(..).map_err(|e| broken(e.to_string()))?;
         let mut from = 0;
-        let read = Ok(wanted.map(|(_, len)| {
+        Ok(wanted.map(|(_, len)| {
             let bytes = view[from..from + len as usize].to_vec();
             from += len.next_multiple_of(8) as usize;
             bytes
-        }));
-        self.device.used.fetch_sub(size, Ordering::Relaxed);
-        read
+        }))
     }
 }

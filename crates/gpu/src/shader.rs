@@ -32,6 +32,10 @@ enum Piece {
     Totals,
     /// `1 / rms`
     Rms,
+    /// What a norm beside a residual takes.
+    Residual,
+    /// What a linear layer takes, and what is added to its product.
+    Linear,
     /// SiLU or GELU.
     Activation,
     /// Codes of a weight, in its format.
@@ -78,7 +82,7 @@ pub(crate) mod kernels {
     }
 
     kernels! {
-        ADD_NORM = "add_norm", [Sum, Rms], 4 => 2, [64, 256];
+        ADD_NORM = "add_norm", [Residual, Sum, Rms], 4 => 2, [64, 256];
         APPEND = "append", [Store], 2 => 1, [128], "HALF" in [0, 1];
         ATTENTION = "attention", [Store], 4 => 1, [128], "HALF" in [0, 1], "ROWS" in [1, 2, 4, 8],
             "WORDS" in [1, 2, 4], "QUERY_QUADS" in [512];
@@ -106,11 +110,11 @@ pub(crate) mod kernels {
         GLU = "glu", [Activation], 2 => 1, [128], "ACTIVATION" in [0, 1];
         HEADS = "heads", [Codes, Input, Totals], 3 => 1, [64], "ROWS" in [4], "ALIGNED" in [0, 1];
         HEADS_TURNED = "heads_turned", [Codes], 3 => 1, [64];
-        MATMUL = "matmul", [Codes, Input, Tile], 6 => 1, [256], "SHARE" in [1, 2, 4], "MATRICES" in [0, 1],
+        MATMUL = "matmul", [Linear, Codes, Input, Tile], 6 => 1, [256], "SHARE" in [1, 2, 4], "MATRICES" in [0, 1],
             "ALIGNED" in [0, 1];
-        MATVEC = "matvec", [Codes, Input, Totals], 5 => 1, [32, 128, 256], "ROWS" in [4], "TOKENS" in [1, 2, 4, 8],
+        MATVEC = "matvec", [Linear, Codes, Input, Totals], 5 => 1, [32, 128, 256], "ROWS" in [4], "TOKENS" in [1, 2, 4, 8],
             "ALIGNED" in [0, 1];
-        NORM_ADD = "norm_add", [Sum, Rms], 4 => 1, [64, 256];
+        NORM_ADD = "norm_add", [Residual, Sum, Rms], 4 => 1, [64, 256];
         PART_OF_HEADS = "part_of_heads", [], 1 => 1, [128];
         RMS_NORM = "rms_norm", [Sum, Rms], 2 => 1, [64, 256];
         ROPE = "rope", [], 2 => 1, [128];
@@ -203,6 +207,8 @@ impl Variant {
                 Sum => text.push_str(piece!("pieces/sum_shared")),
                 Totals if subgroups => text.push_str(piece!("pieces/totals_subgroup")),
                 Totals => text.push_str(piece!("pieces/totals_shared")),
+                Residual => text.push_str(piece!("pieces/residual")),
+                Linear => text.push_str(piece!("pieces/linear")),
                 Rms => text.push_str(piece!("pieces/rms")),
                 Activation => text.push_str(piece!("pieces/activation")),
                 Codes => self

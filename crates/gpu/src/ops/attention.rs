@@ -102,33 +102,30 @@ impl Gpu {
         let mask = match spec.mask {
             Mask::None => 0,
             Mask::Causal => 1,
-            Mask::Window(window) => window as u32 + 1,
+            // A window beyond all there is shows all there is.
+            Mask::Window(window) => window.min(len) as u32 + 1,
         };
-        let [tokens, row, position, heads, key_heads_number, width_number, more_number] =
-            [span.len, span.row, span.position, spec.heads, key_heads, width, width_more].map(|n| n as u32);
-        let [key_words, value_stride, value_words, value_width_number, slots, len_number] =
-            [cache.words(cache.shape.key_dim), value_stride, value_words, *value_width, cache.slots(), len]
-                .map(|n| n as u32);
+        let number = |n: usize| n as u32;
         let numbers = [
-            tokens,
-            row,
-            position,
-            heads,
-            key_heads_number,
-            width_number,
-            more_number,
-            key_words,
-            value_stride,
-            value_words,
-            value_width_number,
-            slots,
-            len_number,
+            number(span.len),
+            number(span.row),
+            number(span.position),
+            number(spec.heads),
+            number(key_heads),
+            number(width),
+            number(width_more),
+            number(cache.words(cache.shape.key_dim)),
+            number(value_stride),
+            number(value_words),
+            number(*value_width),
+            number(cache.slots()),
+            number(len),
             mask,
             spec.scale.to_bits(),
             spec.soft_cap.unwrap_or(0.0).to_bits(),
-            splits as u32,
-            split_len as u32,
-            chunks as u32,
+            number(splits),
+            number(split_len),
+            number(chunks),
         ];
         let variant = Variant::new(&kernels::ATTENTION, THREADS as u32)
             .with("HALF", half(cache.shape.float))

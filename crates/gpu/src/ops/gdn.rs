@@ -28,14 +28,11 @@ impl Gpu {
         for (span, state) in batch.spans().iter().zip(states) {
             let kernel = state.shape.kernel;
             let numbers = [span.len, span.row, channels, kernel].map(|n| n as u32);
-            if span.len <= FEW {
-                let buffers = [x.buffer(), w.buffer(), &state.window, y.buffer()];
-                self.run_each(&each(&kernels::CONV_STEP), &buffers, &numbers, channels);
-                continue;
-            }
             let buffers = [x.buffer(), w.buffer(), &state.window, y.buffer()];
-            self.run_each(&each(&kernels::CONV), &buffers, &numbers, span.len * channels);
-            if kernel > 1 {
+            if span.len <= FEW {
+                self.run_each(&each(&kernels::CONV_STEP), &buffers, &numbers, channels);
+            } else {
+                self.run_each(&each(&kernels::CONV), &buffers, &numbers, span.len * channels);
                 let buffers = [x.buffer(), &state.window];
                 self.run_each(&each(&kernels::CONV_WINDOW), &buffers, &numbers, channels);
             }

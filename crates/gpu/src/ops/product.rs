@@ -229,13 +229,10 @@ impl Gpu {
     ) -> Result<Tensor> {
         let (tokens, pairs, experts) = (routes.tokens, routes.tokens * routes.top_k, weights.count);
         let share = share(pairs.div_ceil(experts));
-        let groups = Groups {
-            list: self.pool.take(4 * pairs as u64)?,
-            // Every expert may leave a tile that is not full.
-            tiles: pairs / (16 * share) + experts,
-            table: self.pool.take(16 * (pairs / (16 * share) + experts) as u64)?,
-            share,
-        };
+        // Every expert may leave a tile that is not full.
+        let tiles = pairs / (16 * share) + experts;
+        let (list, table) = (self.pool.take(4 * pairs as u64)?, self.pool.take(16 * tiles as u64)?);
+        let groups = Groups { list, table, tiles, share };
         let spans = self.pool.take(8 * experts as u64)?;
         let variant = Variant::new(&kernels::EXPERT_LISTS, 64);
         let numbers = [pairs as u32, experts as u32];
@@ -245,6 +242,7 @@ impl Gpu {
         self.run(&variant, &[&spans, &groups.table], &numbers, [1, 1, 1]);
 
         let (width, k) = (weights.width, routes.top_k);
+        let x = &self.input_of_tiles(x)?;
         let hidden = match &weights.up {
             UpStacks::Alternating(stack) => {
                 self.tiled(x, stack, [2 * width, pairs, k], Some(activation), &groups)?
@@ -256,6 +254,7 @@ impl Gpu {
             }
         };
         let rows = weights.hidden;
+        let hidden = self.input_of_tiles(&hidden)?;
         let z = self.tiled(&hidden, &weights.down, [rows, pairs, 1], None, &groups)?;
         let y = self.tensor(tokens, rows)?;
         let numbers = [tokens * rows, rows, k].map(|n| n as u32);
@@ -267,7 +266,7 @@ impl Gpu {
     /// `h[p] = W_e x[p / per]` for every pair, its expert being e; `rows` are those of one expert.
     fn tiled(
         &self,
-        x: &Tensor,
+        input: &Input<'_>,
         stack: &Stack,
         [rows, pairs, per]: [usize; 3],
         activation: Option<Activation>,
@@ -275,7 +274,6 @@ impl Gpu {
     ) -> Result<Tensor> {
         let gated = usize::from(activation.is_some());
         let h = self.tensor(pairs, rows / (1 + gated))?;
-        let input = self.input_of_tiles(x)?;
         let variant = self
             .tiles_of(&kernels::EXPERTS_TILED, stack, groups.share)
             .with("ACTIVATION", activation.map_or(0, number))
@@ -283,7 +281,7 @@ impl Gpu {
         for part in &stack.parts {
             let numbers = chain(stack, [part.rows.start, part.rows.end, rows, per]);
             let inputs =
-                [&part.codes, &part.scales, x.buffer(), &groups.list, &groups.table, input.factors()];
+                [&part.codes, &part.scales, input.x.buffer(), &groups.list, &groups.table, input.factors()];
             let [codes, scales, x, list, table, factors] = inputs;
             let buffers = [codes, scales, x, list, table, factors, h.buffer()];
             self.run(&variant, &buffers, &numbers, by_item(rows.div_ceil(TILE_ROWS), groups.tiles));

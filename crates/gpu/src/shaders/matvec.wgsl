@@ -1,24 +1,6 @@
 // y[t, r] = W[r] . x[t] (+ bias[r]) (+ residual[t, r]): ROWS rows and TOKENS tokens per workgroup.
 const TOTALS: u32 = ROWS * TOKENS;
 
-struct Params {
-    row_words: u32,
-    row_scales: u32,
-    cols: u32,
-    eights: u32,
-    // Rows of this part of the matrix, and where its first one goes.
-    rows: u32,
-    first: u32,
-    tokens: u32,
-    out_cols: u32,
-    // Whether there is a bias, a residual.
-    has_bias: u32,
-    has_residual: u32,
-}
-@group(1) @binding(0) var<uniform> params: Params;
-
-@group(0) @binding(3) var<storage, read> bias: array<f32>;
-@group(0) @binding(4) var<storage, read> residual: array<f32>;
 @group(0) @binding(5) var<storage, read_write> y: array<f32>;
 
 @compute @workgroup_size(THREADS)
@@ -49,15 +31,7 @@ fn main(place: Place) {
         let r = row + k / TOKENS;
         let t = token + k % TOKENS;
         if r < params.rows && t < params.tokens {
-            var value = total(k, place);
-            let column = params.first + r;
-            if params.has_bias != 0u {
-                value += bias[column];
-            }
-            if params.has_residual != 0u {
-                value += residual[t * params.out_cols + column];
-            }
-            y[t * params.out_cols + column] = value;
+            y[place_of(t, r)] = completed(total(k, place), t, r);
         }
     }
 }

@@ -50,10 +50,10 @@ fn multiply_tile(first: u32, end: u32, place: Place) {
                 input = input8(source, at);
                 input = Eight(input.a * factor, input.b * factor);
             }
-            let place_of = n / 4u * STRIDE + n % 4u * 8u;
+            let input_start = n / 4u * STRIDE + n % 4u * 8u;
             for (var k = 0u; k < 4u; k++) {
-                tile_inputs[place_of + k] = f16(input.a[k]);
-                tile_inputs[place_of + k + 4u] = f16(input.b[k]);
+                tile_inputs[input_start + k] = f16(input.a[k]);
+                tile_inputs[input_start + k + 4u] = f16(input.b[k]);
             }
         }
         workgroupBarrier();
