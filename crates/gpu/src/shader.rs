@@ -48,6 +48,8 @@ enum Piece {
     Store,
     /// Gates of a Gated DeltaNet.
     Gates,
+    /// A chunk of tokens of a Gated DeltaNet.
+    Chunk,
     /// Which of two candidates comes first.
     Order,
     /// Places of experts.
@@ -105,8 +107,10 @@ pub(crate) mod kernels {
             "ALIGNED" in [0, 1];
         GATED_NORM = "gated_norm", [Sum, Rms], 3 => 1, [64, 256];
         GDN = "gdn", [Gates], 5 => 2, [128], "ROWS" in [8], "KEYS" in [1, 2, 4, 8, 16, 32], "RAW" in [0, 1];
+        GDN_CHUNKS = "gdn_chunks", [Chunk], 3 => 1, [256];
         GDN_GATES = "gdn_gates", [Gates], 4 => 2, [128];
         GDN_QK_NORM = "gdn_qk_norm", [Sum], 1 => 1, [64, 256];
+        GDN_SCAN = "gdn_scan", [Chunk], 2 => 2, [128];
         GLU = "glu", [Activation], 2 => 1, [128], "ACTIVATION" in [0, 1];
         HEADS = "heads", [Codes, Input, Totals], 3 => 1, [64], "ROWS" in [4], "ALIGNED" in [0, 1];
         HEADS_TURNED = "heads_turned", [Codes], 3 => 1, [64];
@@ -223,6 +227,7 @@ impl Variant {
                 Store if self.constant("HALF") == Some(1) => text.push_str(piece!("pieces/store_f16")),
                 Store => text.push_str(piece!("pieces/store_f32")),
                 Gates => text.push_str(piece!("pieces/gates")),
+                Chunk => text.push_str(piece!("pieces/chunk")),
                 Order => text.push_str(piece!("pieces/order")),
                 Rank => text.push_str(piece!("pieces/rank")),
                 Best => text.push_str(piece!("pieces/best")),

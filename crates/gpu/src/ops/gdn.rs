@@ -12,6 +12,12 @@ use crate::{Gpu, Tensor};
 const THREADS: u32 = 128;
 const ROWS: usize = 8;
 
+/// Tokens that are taken at once in longer sequences, as in `pieces/chunk.wgsl`, the words kept for them per head, and the widest
+/// head that fits a workgroup then.
+const CHUNK: usize = 16;
+const CHUNK_WORDS: usize = 2 * CHUNK * CHUNK + 2 * CHUNK;
+const WIDEST: usize = 128;
+
 /// Most tokens that one thread takes through the convolution.
 const FEW: usize = 4;
 
@@ -59,8 +65,8 @@ impl Gpu {
         Ok((g, beta))
     }
 
-    /// The recurrence over one sequence. With `raw`, queries, keys and gates are as they leave their projections.
-    fn recurrence(
+    /// The recurrence over one sequence, token by token. With `raw`, queries, keys and gates are as they leave their projections.
+    fn by_token(
         &self,
         [qkv, g, beta]: [&Tensor; 3],
         raw: Option<&GdnWeights<Tensor>>,
@@ -68,18 +74,35 @@ impl Gpu {
         state: &Recurrent,
         y: &Tensor,
     ) {
-        let GdnShape { key_heads, value_heads, key_dim, value_dim, .. } = state.shape;
-        let keys = key_dim.div_ceil(THREADS as usize / ROWS).next_power_of_two();
+        let keys = state.shape.key_dim.div_ceil(THREADS as usize / ROWS).next_power_of_two();
         let variant = Variant::new(&kernels::GDN, THREADS)
             .with("ROWS", ROWS as u32)
             .with("KEYS", keys as u32)
             .with("RAW", u32::from(raw.is_some()));
         let (a_log, dt_bias) = raw.map_or((g, g), |weights| (&weights.a_log, &weights.dt_bias));
-        let buffers = [qkv, g, beta, a_log, dt_bias].map(Tensor::buffer);
-        let [qkv, g, beta, a_log, dt_bias] = buffers;
-        let numbers = [span.len, span.row, key_heads, value_heads, key_dim, value_dim].map(|n| n as u32);
-        let grid = [value_dim.div_ceil(ROWS) as u32, value_heads as u32, 1];
-        self.run(&variant, &[qkv, g, beta, a_log, dt_bias, &state.matrices, y.buffer()], &numbers, grid);
+        let [qkv, g, beta, a_log, dt_bias] = [qkv, g, beta, a_log, dt_bias].map(Tensor::buffer);
+        let buffers = [qkv, g, beta, a_log, dt_bias, &state.matrices, y.buffer()];
+        self.run(&variant, &buffers, &numbers(span, &state.shape), by_rows(&state.shape));
+    }
+
+    /// The recurrence over one sequence, a chunk of tokens at a time.
+    fn by_chunk(
+        &self,
+        [qkv, g, beta]: [&Tensor; 3],
+        span: &Span,
+        state: &Recurrent,
+        y: &Tensor,
+    ) -> Result<()> {
+        let shape = &state.shape;
+        let count = span.len.div_ceil(CHUNK);
+        let chunks = self.tensor(count * shape.value_heads, CHUNK_WORDS)?;
+        let numbers = numbers(span, shape);
+        let buffers = [qkv.buffer(), g.buffer(), beta.buffer(), chunks.buffer()];
+        let grid = [count as u32, shape.value_heads as u32, 1];
+        self.run(&Variant::new(&kernels::GDN_CHUNKS, (CHUNK * CHUNK) as u32), &buffers, &numbers, grid);
+        let buffers = [qkv.buffer(), chunks.buffer(), &state.matrices, y.buffer()];
+        self.run(&Variant::new(&kernels::GDN_SCAN, THREADS), &buffers, &numbers, by_rows(shape));
+        Ok(())
     }
 
     pub(crate) fn gdn_of(
@@ -89,10 +112,34 @@ impl Gpu {
         batch: &Batch<Self>,
         states: &mut [&mut Recurrent],
     ) -> Result<Tensor> {
-        let y = self.tensor(batch.rows(), states[0].shape.value_total())?;
+        let shape = states[0].shape;
+        let in_chunks = |span: &Span| span.len >= CHUNK && shape.key_dim <= WIDEST;
+        let y = self.tensor(batch.rows(), shape.value_total())?;
+        let normed = match raw {
+            Some(weights) if batch.spans().iter().any(in_chunks) => {
+                let [qkv, a, b] = inputs;
+                let (g, beta) = self.gdn_gates_of([a, b, &weights.a_log, &weights.dt_bias])?;
+                Some([self.gdn_qk_norm_of(qkv, &shape)?, g, beta])
+            }
+            _ => None,
+        };
         for (span, state) in batch.spans().iter().zip(states) {
-            self.recurrence(inputs, raw, span, state, &y);
+            if in_chunks(span) {
+                self.by_chunk(normed.as_ref().map_or(inputs, |normed| normed.each_ref()), span, state, &y)?;
+            } else {
+                self.by_token(inputs, raw, span, state, &y);
+            }
         }
         Ok(y)
     }
+}
+
+/// The numbers of the recurrence's kernels.
+fn numbers(span: &Span, shape: &GdnShape) -> [u32; 6] {
+    [span.len, span.row, shape.key_heads, shape.value_heads, shape.key_dim, shape.value_dim].map(|n| n as u32)
+}
+
+/// A workgroup for every few rows of every head's state.
+fn by_rows(shape: &GdnShape) -> [u32; 3] {
+    [shape.value_dim.div_ceil(ROWS) as u32, shape.value_heads as u32, 1]
 }

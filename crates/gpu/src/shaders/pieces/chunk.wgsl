@@ -1,0 +1,33 @@
+// Tokens that Gated DeltaNet takes at once, and what it knows about them beforehand: [T | P | kept | left], see gdn_chunks.wgsl.
+const CHUNK: u32 = 16u;
+const KEPT: u32 = 2u * CHUNK * CHUNK;
+const LEFT: u32 = KEPT + CHUNK;
+const CHUNK_WORDS: u32 = LEFT + CHUNK;
+
+struct Params {
+    tokens: u32,
+    first_row: u32,
+    key_heads: u32,
+    value_heads: u32,
+    key_dim: u32,
+    value_dim: u32,
+}
+@group(1) @binding(0) var<uniform> params: Params;
+
+@group(0) @binding(0) var<storage, read> qkv: array<f32>;
+
+// Four values from column `c` on of a key (or, with `part` 0, a query) of one token; zeros beyond the head and beyond the tokens.
+fn key4(token: u32, part: u32, head: u32, c: u32) -> vec4<f32> {
+    let key_total = params.key_heads * params.key_dim;
+    let channels = 2u * key_total + params.value_heads * params.value_dim;
+    let start = (params.first_row + token) * channels + part * key_total + head * params.key_dim + c;
+    var four = vec4(0.0);
+    if token < params.tokens {
+        for (var k = 0u; k < 4u; k++) {
+            if c + k < params.key_dim {
+                four[k] = qkv[start + k];
+            }
+        }
+    }
+    return four;
+}
