@@ -148,6 +148,12 @@ unsafe fn some_rows<const PACKING: usize, const ROWS: usize>(
                 i += 1;
             }
             if i < to {
+                // The rows' ends are lines of the stream too.
+                let lines = if ahead < stream.end { ahead } else { ahead.wrapping_add(jump) };
+                for line in (0..ROWS * (row_bytes - whole * register_bytes(PACKING))).step_by(64) {
+                    _mm_prefetch::<_MM_HINT_T1>(lines.wrapping_add(line).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_sub(AHEAD - NEAR).wrapping_add(line).cast());
+                }
                 let mask = low_bits(row_bytes - whole * register_bytes(PACKING));
                 let first_group = _mm512_set1_epi32((((i * elements) >> shift) - g) as i32);
                 let group_of = _mm512_add_epi32(group_of, first_group);
