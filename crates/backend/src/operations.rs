@@ -389,6 +389,11 @@ pub trait Backend: Sized + 'static {
     /// A cache from its image.
     fn kv_load(&self, shape: &KvShape, image: &KvImage) -> Result<Self::KvCache>;
 
+    /// A copy that later steps do not change.
+    fn kv_clone(&self, shape: &KvShape, cache: &Self::KvCache) -> Result<Self::KvCache> {
+        self.kv_load(shape, &self.kv_save(cache)?)
+    }
+
     /// A state of zeros.
     fn recurrent(&self, shape: &GdnShape) -> Result<Self::Recurrent>;
 

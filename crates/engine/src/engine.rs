@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use backend::{Backend, CacheFloat};
-use models::{LayerShape, Logits, Model, Request};
+use models::{LayerShape, Logits, Model, Request, State};
 
 use crate::sequence::{Sequence, common_prefix};
 use crate::{Error, Sampler};
@@ -111,12 +111,42 @@ pub struct Task<'a> {
     pub end_ids: &'a [u32],
 }
 
+/// What a prompt must keep to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Longest sequence.
+    pub context: usize,
+    /// Entries of the vocabulary.
+    pub vocabulary: usize,
+}
+
+impl Limits {
+    /// That a prompt can be continued.
+    pub fn check(&self, prompt: &[u32]) -> Result<(), Error> {
+        let Self { context, vocabulary } = *self;
+        if prompt.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
+        if prompt.len() > context {
+            return Err(Error::PromptTooLong { tokens: prompt.len(), context });
+        }
+        match prompt.iter().find(|id| **id as usize >= vocabulary) {
+            Some(&id) => Err(backend::Error::TokenOutOfRange { id, vocabulary }.into()),
+            None => Ok(()),
+        }
+    }
+}
+
 /// A model with its sequences' settings.
 pub struct Engine<B: Backend> {
     model: Model<B>,
     cache: CacheFloat,
     chunk: usize,
     context: usize,
+    /// Bytes that the states of all sequences may take together.
+    memory: u64,
+    /// What each layer keeps of a sequence.
+    shapes: Vec<LayerShape>,
 }
 
 /// Bytes that a sequence of `tokens` keeps when it runs in steps of at most `chunk`.
@@ -147,7 +177,7 @@ impl<B: Backend> Engine<B> {
             let needed = state_bytes(&shapes, wanted, chunk);
             return Err(Error::ContextTooLarge { context: wanted, needed, available, fits });
         }
-        Ok(Self { model, cache: options.cache, chunk, context: fits })
+        Ok(Self { model, cache: options.cache, chunk, context: fits, memory: available, shapes })
     }
 
     /// The model.
@@ -167,26 +197,31 @@ impl<B: Backend> Engine<B> {
 
     /// Bytes that a sequence of so many tokens keeps.
     pub fn state_bytes(&self, tokens: usize) -> u64 {
-        state_bytes(&self.model.layer_shapes(self.cache), tokens, self.chunk)
+        state_bytes(&self.shapes, tokens, self.chunk)
+    }
+
+    /// What a sequence keeps that has seen nothing.
+    pub(crate) fn fresh_state(&self) -> Result<State<B>, Error> {
+        Ok(self.model.state(self.cache)?)
     }
 
     /// A sequence that has seen nothing.
     pub fn sequence(&self) -> Result<Sequence<B>, Error> {
-        Ok(Sequence::new(self.model.state(self.cache)?, Vec::new(), None))
+        Ok(Sequence::new(self.fresh_state()?, Vec::new(), None))
     }
 
-    fn check_prompt(&self, prompt: &[u32]) -> Result<(), Error> {
-        if prompt.is_empty() {
-            return Err(Error::EmptyPrompt);
-        }
-        if prompt.len() > self.context {
-            return Err(Error::PromptTooLong { tokens: prompt.len(), context: self.context });
-        }
-        let vocabulary = self.model.summary().vocabulary;
-        match prompt.iter().find(|id| **id as usize >= vocabulary) {
-            Some(&id) => Err(backend::Error::TokenOutOfRange { id, vocabulary }.into()),
-            None => Ok(()),
-        }
+    pub(crate) fn limits(&self) -> Limits {
+        Limits { context: self.context, vocabulary: self.model.summary().vocabulary }
+    }
+
+    /// Tokens of a prompt per step.
+    pub(crate) fn chunk(&self) -> usize {
+        self.chunk
+    }
+
+    /// Bytes that the states of all sequences may take together.
+    pub(crate) fn memory(&self) -> u64 {
+        self.memory
     }
 
     /// Runs some tokens; the sequence then holds the logits of the last one, if any were wanted.
@@ -228,15 +263,14 @@ impl<B: Backend> Engine<B> {
         stable: usize,
         mut watch: impl FnMut(usize) -> Flow,
     ) -> Result<usize, Error> {
-        self.check_prompt(prompt)?;
+        self.limits().check(prompt)?;
         let common = common_prefix(&sequence.tokens, prompt);
         if common == prompt.len() && common == sequence.tokens.len() && sequence.logits.is_some() {
             return Ok(common);
         }
         // The last token runs again even when it was seen: its logits are what is asked for.
         let reachable = common.min(prompt.len() - 1);
-        let reused =
-            sequence.rewind(self.model.backend(), reachable, || Ok(self.model.state(self.cache)?))?;
+        let reused = sequence.rewind(self.model.backend(), reachable, || self.fresh_state())?;
         let mut done = reused;
         while done < prompt.len() {
             if watch(done) == Flow::Stop {
@@ -259,7 +293,7 @@ impl<B: Backend> Engine<B> {
 
     /// Logits of every token of a fresh sequence, row after row.
     pub fn logits(&self, ids: &[u32]) -> Result<Vec<f32>, Error> {
-        self.check_prompt(ids)?;
+        self.limits().check(ids)?;
         let mut sequence = self.sequence()?;
         let mut rows = Vec::new();
         for chunk in ids.chunks(self.chunk) {

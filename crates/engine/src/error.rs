@@ -131,6 +131,43 @@ pub enum Error {
         fits: usize,
     },
 
+    /// A step of several sequences that failed, for each of them.
+    #[error("the model could not go on: {reason}")]
+    Step {
+        /// What went wrong.
+        reason: String,
+    },
+
+    /// No thread to work on.
+    #[error("cannot start a thread: {reason}")]
+    Thread {
+        /// What the operating system said.
+        reason: String,
+    },
+
+    /// A schema, regular expression or grammar for answers that is not one, or asks for too much.
+    #[error("the {what} cannot be used: {reason}")]
+    InvalidGrammar {
+        /// What was given.
+        what: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
+
+    /// A token that its constraint forbids, or a constraint that needs too much time or memory to follow.
+    #[error("the answer cannot be kept in the form that was asked for: {reason}")]
+    ConstraintBroken {
+        /// What happened.
+        reason: String,
+    },
+
+    /// A vocabulary that answers of a given form cannot be made of.
+    #[error("answers of a given form are not possible with this tokenizer: {reason}")]
+    UnusableVocabulary {
+        /// What is wrong with it.
+        reason: String,
+    },
+
     /// A file that does not hold the state of a sequence of this model.
     #[error("{} cannot be used as a saved state: {reason}", path.display())]
     StateFile {

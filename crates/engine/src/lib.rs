@@ -4,18 +4,24 @@
 //! chunks and then token by token, `sampling` choosing each next id; `stop` and the tokenizer's stream turn ids back into
 //! text as they arrive. `state_file` keeps a sequence on disk.
 
+mod constraint;
+mod dialect;
 mod engine;
 mod error;
 mod sampling;
+mod schedule;
 mod sequence;
 mod state_file;
 mod stop;
 mod template;
 mod tokenizer;
 
+pub use constraint::{Constraint, Grammar, Grammars};
+pub use dialect::{Dialect, Piece, Reader, ToolChoice};
 pub use engine::{DEFAULT_CHUNK, Engine, EngineOptions, Event, Finish, Flow, Generated, Task};
 pub use error::{Error, bytes};
 pub use sampling::{Sampled, Sampler, SamplingParams, top_logprobs};
+pub use schedule::{Job, Listener, Refused, Scheduler, SchedulerOptions, Stats, Timing, TokenUpdate, Update};
 pub use sequence::{Sequence, common_prefix};
 pub use stop::{StopOutcome, StopScanner};
 pub use template::{ChatTemplate, TemplateInput};

@@ -3,7 +3,7 @@
 use backend::Backend;
 use models::{RecurrentSnapshot, State};
 
-use crate::Error;
+use crate::{Engine, Error};
 
 /// Snapshots kept per sequence. Each is as large as the recurrent part of the state (tens of megabytes for a large
 /// model); two serve the next turn of a chat and a change to the last one.
@@ -32,6 +32,27 @@ impl<B: Backend> Sequence<B> {
     /// The tokens seen.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
+    }
+
+    /// Tokens at the beginning of `prompt` that need not be computed if it continues this sequence.
+    pub(crate) fn reachable(&self, prompt: &[u32]) -> usize {
+        let common = common_prefix(&self.tokens, prompt);
+        if common == self.tokens.len() || !self.state.is_recurrent() {
+            return common;
+        }
+        self.snapshots.iter().map(RecurrentSnapshot::len).filter(|len| *len <= common).max().unwrap_or(0)
+    }
+
+    /// Another sequence that has seen the first `len` tokens of this one, if `len` can be reached.
+    pub(crate) fn copy(&self, b: &B, len: usize) -> Result<Option<Self>, Error> {
+        let snapshot = self.snapshots.iter().find(|s| s.len() == len);
+        let Some(state) = self.state.copy(b, len, snapshot)? else { return Ok(None) };
+        Ok(Some(Self::new(state, self.tokens[..len].to_vec(), None)))
+    }
+
+    /// Bytes of its state, snapshots included.
+    pub(crate) fn bytes(&self, engine: &Engine<B>) -> u64 {
+        engine.state_bytes(self.tokens.len()) + self.snapshots.len() as u64 * engine.state_bytes(0)
     }
 
     /// Remembers the present place, if the state could not return to it otherwise.

@@ -158,8 +158,8 @@ impl<B: Backend> Engine<B> {
         Ok(())
     }
 
-    /// Reads a sequence that was saved with the same model and the same kind of cache.
-    pub fn load(&self, path: &Path) -> Result<Sequence<B>, Error> {
+    /// The header and the tokens of a file, if they are of this model.
+    fn opened<'a>(&self, path: &'a Path) -> Result<(File<'a>, Header, Vec<u32>), Error> {
         let tensors = read_file(path).map_err(models::Error::from)?;
         let file = File { path, tensors };
         let header: Header = serde_json::from_slice(&file.tensor("header", Dtype::U8)?.bytes)
@@ -179,6 +179,17 @@ impl<B: Backend> Engine<B> {
         if tokens.len() > self.context() {
             return Err(Error::PromptTooLong { tokens: tokens.len(), context: self.context() });
         }
+        Ok((file, header, tokens))
+    }
+
+    /// The tokens of a saved sequence, without reading the rest.
+    pub(crate) fn saved_tokens(&self, path: &Path) -> Result<Vec<u32>, Error> {
+        Ok(self.opened(path)?.2)
+    }
+
+    /// Reads a sequence that was saved with the same model and the same kind of cache.
+    pub fn load(&self, path: &Path) -> Result<Sequence<B>, Error> {
+        let (file, header, tokens) = self.opened(path)?;
         let vocabulary = self.model().summary().vocabulary;
         let logits = if file.tensors.contains_key("logits") { Some(file.floats("logits")?) } else { None };
         if tokens.iter().any(|id| *id as usize >= vocabulary)

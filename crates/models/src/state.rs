@@ -157,6 +157,31 @@ impl<B: Backend> State<B> {
         Ok(true)
     }
 
+    /// Another state that has seen the first `len` tokens of this sequence; `snapshot` is the one taken there, for models
+    /// with recurrent layers. `None` where a layer cannot go back that far.
+    pub fn copy(&self, b: &B, len: usize, snapshot: Option<&RecurrentSnapshot<B>>) -> Result<Option<Self>> {
+        let mut saved = snapshot.iter().filter(|s| s.len == len).flat_map(|s| &s.states);
+        let mut layers = Vec::with_capacity(self.layers.len());
+        for (layer, shape) in self.layers.iter().zip(&self.shapes) {
+            layers.push(match (layer, shape) {
+                (LayerState::Kv(cache), LayerShape::Kv(shape)) => {
+                    let mut copy = b.kv_clone(shape, cache)?;
+                    if !b.kv_truncate(&mut copy, len)? {
+                        return Ok(None);
+                    }
+                    LayerState::Kv(copy)
+                }
+                (LayerState::Recurrent(now), _) => match saved.next() {
+                    Some(then) => LayerState::Recurrent(b.recurrent_clone(then)?),
+                    None if len == self.len => LayerState::Recurrent(b.recurrent_clone(now)?),
+                    None => return Ok(None),
+                },
+                _ => return Err(Error::State("a layer of another kind".into())),
+            });
+        }
+        Ok(Some(Self { layers, shapes: self.shapes.clone(), len }))
+    }
+
     /// Copies the state to the host.
     pub fn image(&self, b: &B) -> Result<StateImage> {
         let layer = |layer: &LayerState<B>| {

@@ -23,6 +23,9 @@ pub enum Error {
     /// Quantising.
     #[error(transparent)]
     Quantize(#[from] quantize::Error),
+    /// Serving.
+    #[error(transparent)]
+    Server(#[from] server::Error),
     /// A model that a GPU cannot hold.
     #[error("{0}; take --backend cpu, or a model of fewer bits")]
     NoRoom(#[from] NoRoom),

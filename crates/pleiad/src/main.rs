@@ -31,6 +31,8 @@ struct Cli {
 enum Command {
     /// Answer a prompt, or chat when none is given
     Run(commands::run::RunArgs),
+    /// Serve a model to programs and in a browser
+    Serve(commands::serve::ServeArgs),
     /// Say what a model is and what it takes to run it here
     Inspect(commands::inspect::InspectArgs),
     /// Write the logits of some token ids to a file, for checking a conversion
@@ -51,6 +53,7 @@ fn main() -> ExitCode {
     gpus::keep_drivers_quiet();
     let result = match Cli::parse().command {
         Command::Run(args) => commands::run::run(args),
+        Command::Serve(args) => commands::serve::run(args),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Logits(args) => commands::logits::run(&args),
         Command::Pull(args) => commands::pull::run(&args),

@@ -117,7 +117,7 @@ fn parse_set(name: &str) -> Result<Set, String> {
 }
 
 /// `12G`, `1.5GB`, `800M`, `1000000`: powers of ten, as disks and this program count.
-fn parse_size(text: &str) -> Result<u64, String> {
+pub fn parse_size(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match text[digits.len()..].to_ascii_uppercase().trim_end_matches('B').trim_end_matches('I') {

@@ -75,6 +75,11 @@ impl Sampler {
         self.prompt_len = prompt_len;
     }
 
+    /// Tokens of the prompt, as far as they were said.
+    pub(crate) fn prompt_len(&self) -> usize {
+        self.prompt_len
+    }
+
     /// The seed in use, also when none was given, so that a run can be repeated.
     pub fn seed(&self) -> u64 {
         self.seed
@@ -267,6 +272,12 @@ pub fn top_logprobs(logits: &[f32], k: usize) -> Result<Vec<(u32, f32)>, Error> 
 }
 
 /// Index of the largest logit, the lowest of equals. This is also where bad logits are found.
+/// Natural logarithm of the probability that logits give a token.
+pub(crate) fn log_probability(logits: &[f32], id: u32) -> Result<f32, Error> {
+    let best = argmax(logits)?;
+    Ok(logprob(logits, id, logits[best as usize]))
+}
+
 fn argmax(logits: &[f32]) -> Result<u32, Error> {
     let invalid = |reason: String| Err(Error::InvalidLogits { reason });
     let (mut best, mut max, mut sound) = (0, f32::NEG_INFINITY, true);

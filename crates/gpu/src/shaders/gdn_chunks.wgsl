@@ -53,7 +53,7 @@ fn main(place: Place) {
         workgroupBarrier();
     }
 
-    // The first column of threads has the decay from the start, the others from after their token.
+    // G(l,i); 1 for i = l.
     var from_i = 1.0;
     for (var j = i + 1u; j <= l; j++) {
         from_i *= decays[j];

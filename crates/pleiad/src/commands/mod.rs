@@ -8,3 +8,4 @@ pub mod logits;
 pub mod pull;
 pub mod quantize;
 pub mod run;
+pub mod serve;

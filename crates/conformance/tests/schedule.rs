@@ -1,0 +1,312 @@
+//! The scheduler on the test models: many answers at once, and each the one it would be alone.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, atomic::AtomicBool, atomic::Ordering};
+use std::time::Duration;
+
+use backend::CacheFloat;
+use conformance::models::Fixture;
+use conformance::models::fixtures_folder;
+use cpu::{Cpu, Numerics, Options};
+use engine::{
+    Engine, EngineOptions, Finish, Flow, Job, Listener, Refused, Sampler, SamplingParams, Scheduler,
+    SchedulerOptions, Task, Update,
+};
+use models::Model;
+
+/// One of each kind: attention alone, a sliding window, a latent cache, recurrent layers.
+const FIXTURES: [&str; 4] = ["qwen3_moe-bf16", "gemma4-moe-bf16", "deepseek_v3-4bit", "qwen3_5_moe-4bit"];
+
+fn engine(name: &str, options: &EngineOptions) -> Engine<Cpu> {
+    let fixture = Fixture::open(&fixtures_folder().join(name));
+    let cpu = Cpu::new(Options { threads: Some(1), numerics: Numerics::Exact, ..Options::default() })
+        .expect("a CPU");
+    Engine::new(Model::load(&fixture.checkpoint, cpu).expect("a model"), options).expect("an engine")
+}
+
+fn exact() -> EngineOptions {
+    EngineOptions { cache: CacheFloat::F32, chunk: 32, ..EngineOptions::default() }
+}
+
+/// Sends what it hears on; gone when told so.
+struct Ear {
+    updates: Sender<Update>,
+    gone: Arc<AtomicBool>,
+}
+
+impl Listener for Ear {
+    fn update(&mut self, update: Update) {
+        let _ = self.updates.send(update);
+    }
+
+    fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Relaxed)
+    }
+}
+
+struct Answer {
+    updates: Receiver<Update>,
+    gone: Arc<AtomicBool>,
+}
+
+#[derive(Debug, PartialEq)]
+struct Heard {
+    ids: Vec<u32>,
+    reused: usize,
+    finish: Finish,
+}
+
+impl Answer {
+    fn wait(&self) -> Heard {
+        let mut heard = Heard { ids: Vec::new(), reused: 0, finish: Finish::Stopped };
+        loop {
+            match self.updates.recv_timeout(Duration::from_secs(60)).expect("an update") {
+                Update::Started { reused } => heard.reused = reused,
+                Update::Token(token) => heard.ids.push(token.id),
+                Update::Finished(finish, _) => return Heard { finish, ..heard },
+                Update::Failed(error) => panic!("{error}"),
+            }
+        }
+    }
+}
+
+fn job(prompt: &[u32], max_tokens: usize, sampling: SamplingParams) -> (Job, Answer) {
+    let (updates, heard) = channel();
+    let gone = Arc::new(AtomicBool::new(false));
+    let job = Job {
+        prompt: prompt.to_vec(),
+        stable: prompt.len().saturating_sub(3),
+        max_tokens: Some(max_tokens),
+        end_ids: Vec::new(),
+        sampling,
+        constraint: None,
+        logprobs: None,
+        listener: Box::new(Ear { updates, gone: gone.clone() }),
+    };
+    (job, Answer { updates: heard, gone })
+}
+
+fn ask(scheduler: &Scheduler, prompt: &[u32], max_tokens: usize, sampling: SamplingParams) -> Answer {
+    let (job, answer) = job(prompt, max_tokens, sampling);
+    scheduler.submit(job).expect("room for a job");
+    answer
+}
+
+/// What the engine alone answers.
+fn alone(engine: &Engine<Cpu>, prompt: &[u32], max_tokens: usize, sampling: SamplingParams) -> Vec<u32> {
+    let mut sampler = Sampler::new(sampling).expect("settings");
+    let task = Task { prompt, stable: 0, max_tokens: Some(max_tokens), end_ids: &[] };
+    let mut sequence = engine.sequence().expect("a sequence");
+    engine.generate(&mut sequence, &task, &mut sampler, |_| Flow::Continue).expect("an answer").ids
+}
+
+fn seeded(seed: u64) -> SamplingParams {
+    SamplingParams { seed: Some(seed), temperature: 1.0, top_k: 0, ..SamplingParams::default() }
+}
+
+/// Prompts of several lengths; some repeat themselves, so that there is something to guess.
+fn prompts(vocabulary: u32) -> Vec<Vec<u32>> {
+    let number = |i: u32, j: u32| (i * 31 + j * 17 + j * j * 7) % vocabulary;
+    let mut prompts: Vec<Vec<u32>> =
+        (0..9).map(|i| (0..1 + i * 13).map(|j| number(i, j)).collect()).collect();
+    prompts.push([5, 6, 7, 8, 9, 10].repeat(8));
+    prompts.push(vec![3; 70]);
+    prompts
+}
+
+#[test]
+fn answers_together_are_the_answers_alone() {
+    for name in FIXTURES {
+        let single = engine(name, &exact());
+        let vocabulary = single.model().summary().vocabulary as u32;
+        let scheduler =
+            Scheduler::start(engine(name, &exact()), SchedulerOptions::default()).expect("a thread");
+        let settings =
+            |i: usize| if i.is_multiple_of(2) { SamplingParams::greedy() } else { seeded(i as u64) };
+        let prompts = prompts(vocabulary);
+        let answers: Vec<_> =
+            prompts.iter().enumerate().map(|(i, p)| ask(&scheduler, p, 20 + i, settings(i))).collect();
+        for (i, (prompt, answer)) in prompts.iter().zip(answers).enumerate() {
+            let heard = answer.wait();
+            assert_eq!(heard.ids, alone(&single, prompt, 20 + i, settings(i)), "{name}, prompt {i}");
+            assert_eq!(heard.finish, Finish::Length);
+        }
+        scheduler.finish();
+        let stats = scheduler.stats();
+        assert_eq!((stats.waiting, stats.running, stats.finished, stats.failed), (0, 0, 11, 0), "{name}");
+    }
+}
+
+#[test]
+fn guesses_change_nothing_and_save_steps() {
+    for name in FIXTURES {
+        let single = engine(name, &exact());
+        // A greedy model of random weights soon repeats itself.
+        for sampling in [SamplingParams::greedy(), seeded(7)] {
+            let prompt = [5, 6, 7, 8, 9, 10].repeat(6);
+            let expected = alone(&single, &prompt, 150, sampling.clone());
+            let mut steps = [0; 2];
+            for speculate in [false, true] {
+                let options = SchedulerOptions { speculate, ..SchedulerOptions::default() };
+                let scheduler = Scheduler::start(engine(name, &exact()), options).expect("a thread");
+                assert_eq!(ask(&scheduler, &prompt, 150, sampling.clone()).wait().ids, expected, "{name}");
+                scheduler.finish();
+                let stats = scheduler.stats();
+                assert_eq!(stats.tokens, 150);
+                assert!(stats.guessed_right <= stats.guessed);
+                steps[usize::from(speculate)] = stats.steps;
+            }
+            println!("{name}: {steps:?} steps for 150 tokens");
+            assert!(steps[1] <= steps[0], "{name}: {steps:?}");
+        }
+    }
+}
+
+#[test]
+fn a_second_turn_computes_only_what_is_new() {
+    for name in FIXTURES {
+        let single = engine(name, &exact());
+        let scheduler =
+            Scheduler::start(engine(name, &exact()), SchedulerOptions::default()).expect("a thread");
+        let first: Vec<u32> = (0..90).map(|i| i * 7 % 61).collect();
+        let answer = ask(&scheduler, &first, 12, SamplingParams::greedy()).wait();
+        assert_eq!(answer.reused, 0);
+        // The whole first turn, answer included.
+        let second = [&first[..], &answer.ids, &[1, 2, 3, 4, 5]].concat();
+        let heard = ask(&scheduler, &second, 10, SamplingParams::greedy()).wait();
+        assert!(heard.reused >= first.len() + answer.ids.len() - 1, "{name}: {}", heard.reused);
+        assert_eq!(heard.ids, alone(&single, &second, 10, SamplingParams::greedy()), "{name}");
+        // The same beginning up to where the first answer began, and another end.
+        let other = [&first[..first.len() - 3], &[9, 9, 9, 9]].concat();
+        let heard = ask(&scheduler, &other, 10, SamplingParams::greedy()).wait();
+        assert!(heard.reused >= first.len() - 3, "{name}: {}", heard.reused);
+        assert_eq!(heard.ids, alone(&single, &other, 10, SamplingParams::greedy()), "{name}");
+        scheduler.finish();
+    }
+}
+
+#[test]
+fn a_shared_beginning_is_copied_and_a_longer_chat_kept() {
+    let name = "qwen3_moe-bf16";
+    let single = engine(name, &exact());
+    let scheduler = Scheduler::start(engine(name, &exact()), SchedulerOptions::default()).expect("a thread");
+    let system: Vec<u32> = (0..40).map(|i| i * 11 % 61).collect();
+    let long = [&system[..], &(0..400).map(|i| i * 13 % 59).collect::<Vec<u32>>()].concat();
+    ask(&scheduler, &long, 4, SamplingParams::greedy()).wait();
+    let short = [&system[..], &[60, 60, 60]].concat();
+    let heard = ask(&scheduler, &short, 8, SamplingParams::greedy()).wait();
+    assert_eq!(heard.reused, system.len());
+    assert_eq!(heard.ids, alone(&single, &short, 8, SamplingParams::greedy()));
+    let heard = ask(&scheduler, &[&long[..], &[1]].concat(), 1, SamplingParams::greedy()).wait();
+    assert!(heard.reused >= long.len(), "{}", heard.reused);
+    scheduler.finish();
+}
+
+#[test]
+fn memory_for_two_serves_many_one_after_the_other() {
+    for name in FIXTURES {
+        let single = engine(name, &exact());
+        // For two while they are short, with the margin that each is granted.
+        let memory = single.state_bytes(325) * 2;
+        let options = EngineOptions { cache_memory: Some(memory), context: Some(400), ..exact() };
+        let scheduler =
+            Scheduler::start(engine(name, &options), SchedulerOptions::default()).expect("a thread");
+        let prompts: Vec<Vec<u32>> =
+            (0..6u32).map(|i| (0..20 + i).map(|j| (i * 5 + j * 3) % 60).collect()).collect();
+        let answers: Vec<_> =
+            prompts.iter().map(|p| ask(&scheduler, p, 120, SamplingParams::greedy())).collect();
+        for (prompt, answer) in prompts.iter().zip(answers) {
+            assert_eq!(answer.wait().ids, alone(&single, prompt, 120, SamplingParams::greedy()), "{name}");
+        }
+        scheduler.finish();
+        let windowed = name.starts_with("gemma");
+        assert!(windowed || scheduler.stats().set_aside > 0, "{name}");
+    }
+}
+
+#[test]
+fn who_goes_away_stops_costing_and_who_comes_too_late_hears_so() {
+    let options = SchedulerOptions { slots: 1, queue: 1, ..SchedulerOptions::default() };
+    let scheduler = Scheduler::start(engine("qwen3_5_moe-4bit", &exact()), options).expect("a thread");
+    let endless = ask(&scheduler, &[1, 2, 3], 1_000_000, seeded(1));
+    let Update::Started { .. } = endless.updates.recv().expect("a start") else { panic!("no start") };
+    let (queued, queued_answer) = job(&[1], 3, SamplingParams::greedy());
+    scheduler.submit(queued).expect("one may wait");
+    let (refused, _) = job(&[1], 3, SamplingParams::greedy());
+    assert!(matches!(scheduler.submit(refused), Err(Refused::Busy { waiting: 1, .. })));
+    endless.gone.store(true, Ordering::Relaxed);
+    assert_eq!(queued_answer.wait().ids.len(), 3);
+    scheduler.finish();
+    assert_eq!(scheduler.stats().cancelled, 1);
+    let (late, _) = job(&[1], 3, SamplingParams::greedy());
+    assert!(matches!(scheduler.submit(late), Err(Refused::Ending)));
+}
+
+#[test]
+fn jobs_that_cannot_be_done_are_refused() {
+    let options = EngineOptions { context: Some(50), ..exact() };
+    let scheduler =
+        Scheduler::start(engine("qwen3_moe-bf16", &options), SchedulerOptions::default()).expect("a thread");
+    for (prompt, words) in [
+        (vec![], "the prompt is empty"),
+        (vec![1; 51], "the context holds 50"),
+        (vec![1_000_000], "vocabulary"),
+    ] {
+        let (job, _) = job(&prompt, 3, SamplingParams::greedy());
+        let error = scheduler.submit(job).expect_err("a refusal").to_string();
+        assert!(error.contains(words), "{error}");
+    }
+    let (hot, _) = job(&[1], 3, SamplingParams { temperature: f32::NAN, ..SamplingParams::default() });
+    assert!(matches!(scheduler.submit(hot), Err(Refused::Invalid(_))));
+    // A full context is an end like others.
+    let heard = ask(&scheduler, &[1; 45], 1000, SamplingParams::greedy()).wait();
+    assert_eq!((heard.ids.len(), heard.finish), (6, Finish::Context));
+    assert!(ask(&scheduler, &[1; 45], 0, SamplingParams::greedy()).wait().ids.is_empty());
+    scheduler.finish();
+}
+
+#[test]
+fn a_restart_goes_on_where_the_last_run_ended() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let options =
+        SchedulerOptions { prefix_folder: Some(folder.path().join("states")), ..SchedulerOptions::default() };
+    let prompt: Vec<u32> = (0..80).map(|i| i * 7 % 61).collect();
+    for name in FIXTURES {
+        let single = engine(name, &exact());
+        let scheduler = Scheduler::start(engine(name, &exact()), options.clone()).expect("a thread");
+        let answer = ask(&scheduler, &prompt, 6, SamplingParams::greedy()).wait();
+        scheduler.finish();
+        let scheduler = Scheduler::start(engine(name, &exact()), options.clone()).expect("a thread");
+        let second = [&prompt[..], &answer.ids, &[1, 2]].concat();
+        let heard = ask(&scheduler, &second, 6, SamplingParams::greedy()).wait();
+        assert!(heard.reused >= prompt.len(), "{name}: {}", heard.reused);
+        assert_eq!(heard.ids, alone(&single, &second, 6, SamplingParams::greedy()), "{name}");
+        scheduler.finish();
+    }
+}
+
+/// `cargo test --release -p pleiad-conformance --test schedule throughput -- --ignored --nocapture`: tokens per second of the
+/// model in the box for more and more answers at once.
+#[test]
+#[ignore = "a measurement"]
+fn throughput() {
+    let open = || {
+        let folder = fixtures_folder().join("../box/model");
+        let checkpoint = checkpoint::Checkpoint::open(&folder).expect("the model in the box");
+        let cpu = Cpu::new(Options::default()).expect("a CPU");
+        Engine::new(Model::load(&checkpoint, cpu).expect("a model"), &EngineOptions::default())
+            .expect("an engine")
+    };
+    for clients in [1, 2, 4, 8, 16, 32, 64] {
+        let scheduler =
+            Scheduler::start(open(), SchedulerOptions { speculate: false, ..SchedulerOptions::default() });
+        let scheduler = scheduler.expect("a thread");
+        let prompts: Vec<Vec<u32>> =
+            (0..clients).map(|i| (0..32).map(|j| (i * 97 + j * 31) % 4000).collect()).collect();
+        let begun = std::time::Instant::now();
+        let answers: Vec<_> = prompts.iter().map(|p| ask(&scheduler, p, 200, seeded(1))).collect();
+        let tokens: usize = answers.iter().map(|answer| answer.wait().ids.len()).sum();
+        println!("{clients} at once: {:.0} tokens/s", tokens as f64 / begun.elapsed().as_secs_f64());
+        scheduler.finish();
+    }
+}

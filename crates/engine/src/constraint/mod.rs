@@ -1,0 +1,177 @@
+//! Answers of a given form: JSON by a schema, a regular expression, a grammar.
+//!
+//! llguidance follows the grammar and says which tokens can come next; here are what it needs to know about a
+//! vocabulary and the choices that are ours: how much white space JSON may have, which end tokens there are.
+
+#[cfg(test)]
+pub(crate) mod conforms;
+#[cfg(test)]
+pub(crate) mod fake_model;
+mod json;
+#[cfg(test)]
+mod tests;
+mod vocabulary;
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use llguidance::api::{GrammarInit, TopLevelGrammar};
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::toktrie::InferenceCapabilities;
+use llguidance::{Matcher, ParserFactory, panic_utils, regex_to_lark};
+use serde_json::Value as Json;
+
+use crate::{Error, Tokenizer};
+
+pub(crate) use json::{Unsupported, with_options};
+
+/// The form of an answer.
+#[derive(Clone, Debug)]
+pub enum Grammar {
+    /// Any JSON object.
+    JsonObject,
+    /// JSON that a schema allows.
+    JsonSchema(Json),
+    /// A regular expression that the whole answer matches.
+    Regex(String),
+    /// A grammar in Lark's notation, as llguidance reads it.
+    Lark(String),
+}
+
+/// A vocabulary prepared for constraints. Cheap to clone.
+#[derive(Clone)]
+pub struct Grammars {
+    vocabulary: Arc<Vocabulary>,
+}
+
+struct Vocabulary {
+    factory: ParserFactory,
+    end_ids: Vec<u32>,
+    width: usize,
+}
+
+/// What one answer may still become.
+pub struct Constraint {
+    vocabulary: Arc<Vocabulary>,
+    matcher: Matcher,
+}
+
+impl Grammars {
+    /// Prepares a vocabulary; `width` is the number of logits, which may be more than the tokenizer has tokens. Takes
+    /// about a second for a large one.
+    pub fn new(tokenizer: &Tokenizer, width: usize) -> Result<Self, Error> {
+        let end_ids: Vec<u32> =
+            tokenizer.eos_ids().iter().copied().filter(|id| (*id as usize) < width).collect();
+        let build = || {
+            let tree = vocabulary::token_tree(tokenizer, width, &end_ids);
+            let slices = SlicedBiasComputer::general_slices();
+            ParserFactory::new(&tree, InferenceCapabilities::default(), &slices)
+        };
+        let mut factory = panic_utils::catch_unwind(AssertUnwindSafe(build))
+            .map_err(|e| Error::UnusableVocabulary { reason: first_line(&e.to_string()) })?;
+        factory.quiet();
+        factory.limits_mut().verbose_errors = false;
+        Ok(Self { vocabulary: Arc::new(Vocabulary { factory, end_ids, width }) })
+    }
+
+    /// A constraint at the beginning of an answer.
+    pub fn constraint(&self, grammar: &Grammar) -> Result<Constraint, Error> {
+        let (what, grammar) = match grammar {
+            Grammar::JsonObject => ("JSON object", json_grammar(&serde_json::json!({"type": "object"}))?),
+            Grammar::JsonSchema(schema) => ("JSON schema", json_grammar(schema)?),
+            Grammar::Regex(regex) => {
+                let lark = format!("start: {}", regex_terminal(regex));
+                ("regular expression", TopLevelGrammar::from_lark(lark))
+            }
+            Grammar::Lark(lark) => ("grammar", TopLevelGrammar::from_lark(lark.clone())),
+        };
+        let factory = &self.vocabulary.factory;
+        let build = || factory.create_parser_from_init_default(GrammarInit::Serialized(grammar));
+        let parser = panic_utils::catch_unwind(AssertUnwindSafe(build))
+            .map_err(|e| Error::InvalidGrammar { what, reason: in_words(&e.to_string(), what) })?;
+        Ok(Constraint { vocabulary: self.vocabulary.clone(), matcher: Matcher::new(Ok(parser)) })
+    }
+}
+
+impl Constraint {
+    /// Sets the logits of all tokens that cannot come next to minus infinity. Where the answer can end, all end tokens
+    /// can come next.
+    pub fn mask(&mut self, logits: &mut [f32]) -> Result<(), Error> {
+        let allowed = self.matcher.compute_mask_or_eos().map_err(broken)?;
+        let (known, padding) = logits.split_at_mut(self.vocabulary.width.min(logits.len()));
+        for (word, logits) in allowed.as_slice().iter().zip(known.chunks_mut(u32::BITS as usize)) {
+            if *word == u32::MAX {
+                continue;
+            }
+            for (bit, logit) in logits.iter_mut().enumerate() {
+                if word >> bit & 1 == 0 {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }
+        }
+        padding.fill(f32::NEG_INFINITY);
+        Ok(())
+    }
+
+    /// The token that comes next.
+    pub fn push(&mut self, id: u32) -> Result<(), Error> {
+        if self.is_finished() && self.vocabulary.end_ids.contains(&id) {
+            return Ok(());
+        }
+        self.matcher.consume_token(id).map_err(broken)
+    }
+
+    /// Whether nothing can follow: the answer is over.
+    pub fn is_finished(&self) -> bool {
+        self.matcher.is_stopped()
+    }
+}
+
+fn json_grammar(schema: &Json) -> Result<TopLevelGrammar, Error> {
+    Ok(TopLevelGrammar::from_json_schema(json::with_options(schema, json::Unsupported::Refuse)?))
+}
+
+/// A regular expression in Lark's notation, where two strokes would begin a comment.
+pub(crate) fn regex_terminal(regex: &str) -> String {
+    match unanchored(regex) {
+        "" => "\"\"".to_owned(),
+        regex => format!("/{}/", regex_to_lark(regex, "")),
+    }
+}
+
+/// The whole answer has to match anyway, and llguidance knows no anchors.
+fn unanchored(regex: &str) -> &str {
+    let regex = regex.strip_prefix('^').unwrap_or(regex);
+    match regex.strip_suffix('$') {
+        // A dollar sign after an odd number of backslashes is a character.
+        Some(rest) if (rest.len() - rest.trim_end_matches('\\').len()) % 2 == 0 => rest,
+        _ => regex,
+    }
+}
+
+fn broken(error: impl std::fmt::Display) -> Error {
+    Error::ConstraintBroken { reason: first_line(&error.to_string()) }
+}
+
+fn first_line(message: &str) -> String {
+    message.lines().next().unwrap_or_default().trim().to_owned()
+}
+
+/// llguidance's message without the lines of the grammar around the place, which may be long, and in words for those
+/// who do not know llguidance.
+fn in_words(message: &str, what: &str) -> String {
+    let is_source = |line: &&str| {
+        line.split_once(" | ").is_some_and(|(number, _)| number.parse::<u32>().is_ok()) || *line == "^"
+    };
+    let lines = message.lines().map(str::trim).take_while(|line| !line.starts_with("<backtrace>"));
+    let message = lines.filter(|line| !line.is_empty() && !is_source(line)).collect::<Vec<_>>().join(" ");
+    if message.starts_with("Only absolute $ref's") {
+        return "only references to places within the schema are supported, such as #/$defs/name".to_owned();
+    }
+    let message = message.replace("Unimplemented keys", "keywords that are not supported");
+    match message.split_once("): ") {
+        // A place in a grammar that the user did not write.
+        Some((place, message)) if what != "grammar" && place.starts_with("at ") => message.to_owned(),
+        _ => message,
+    }
+}

@@ -1,0 +1,272 @@
+//! One job on its way: the tokens so far, what of them the model has seen, and how the next is chosen.
+
+use std::time::Instant;
+
+use backend::Backend;
+use models::{Logits, RecurrentSnapshot, Request};
+
+use super::guess::Guesses;
+use super::job::{Job, Timing, TokenUpdate, Update};
+use super::run::Queued;
+use crate::sampling::log_probability;
+use crate::sequence::Sequence;
+use crate::{Error, Finish, Sampler, top_logprobs};
+
+/// Logits of one token, as much of them as is needed.
+#[derive(Clone, Copy)]
+pub(super) enum Row<'a> {
+    /// All of them.
+    All(&'a [f32]),
+    /// The largest, largest first.
+    Top(&'a [(u32, f32)]),
+}
+
+/// A job that has begun.
+pub(super) struct Answer<B: Backend> {
+    pub job: Job,
+    sampler: Sampler,
+    /// Prompt and answer. What the model has not seen yet is what the sequence lacks of them.
+    tokens: Vec<u32>,
+    /// `None` while it waits for memory.
+    pub sequence: Option<Sequence<B>>,
+    guesses: Guesses,
+    /// What the present step runs: tokens, then guesses.
+    part: Vec<u32>,
+    guessed: usize,
+    /// The place before the present step, for when guesses are wrong.
+    before: Option<RecurrentSnapshot<B>>,
+    pub reused: usize,
+    queued_at: Instant,
+    begun_at: Instant,
+    started_at: Option<Instant>,
+}
+
+/// How a step went.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Gain {
+    /// Tokens of the answer.
+    pub tokens: u64,
+    /// Guesses that were right.
+    pub right: u64,
+    /// Why the answer is over, if it is.
+    pub finish: Option<Finish>,
+}
+
+impl<B: Backend> Answer<B> {
+    pub fn new(queued: Queued) -> Self {
+        let Queued { mut job, mut sampler, since } = queued;
+        let tokens = std::mem::take(&mut job.prompt);
+        sampler.set_prompt_len(tokens.len());
+        // From here on the prompt's length is what is left of it.
+        job.stable = job.stable.min(tokens.len());
+        Self {
+            job,
+            sampler,
+            tokens,
+            sequence: None,
+            guesses: Guesses::default(),
+            part: Vec::new(),
+            guessed: 0,
+            before: None,
+            reused: 0,
+            queued_at: since,
+            begun_at: Instant::now(),
+            started_at: None,
+        }
+    }
+
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    fn seen(&self) -> usize {
+        self.sequence.as_ref().map_or(0, |sequence| sequence.tokens().len())
+    }
+
+    /// Tokens that the model has not seen.
+    pub fn unseen(&self) -> usize {
+        self.tokens.len() - self.seen()
+    }
+
+    /// Whether its prompt is computed and it waits for nothing but its next token.
+    pub fn is_writing(&self) -> bool {
+        self.started_at.is_some() && self.unseen() <= 2
+    }
+
+    /// Tokens of the answer so far.
+    fn written(&self) -> usize {
+        self.tokens.len() - self.sampler.prompt_len()
+    }
+
+    /// Chooses what the next step runs: at most `budget` tokens, and guesses if there may be any.
+    pub fn plan(&mut self, b: &B, budget: usize, guess: bool, context: usize) -> Result<(), Error> {
+        let seen = self.seen();
+        let mut end = self.tokens.len().min(seen + budget.max(1));
+        if (seen + 1..end).contains(&self.job.stable) {
+            end = self.job.stable;
+        }
+        self.part.clear();
+        self.part.extend_from_slice(&self.tokens[seen..end]);
+        self.guessed = 0;
+        self.before = None;
+        if guess && end == self.tokens.len() && self.part.len() == 1 {
+            let left = self.job.max_tokens.map_or(usize::MAX, |most| most - self.written());
+            let most = (left - 1).min(context - self.tokens.len());
+            self.part.extend_from_slice(self.guesses.guess(&self.tokens, most));
+            self.guessed = self.part.len() - 1;
+        }
+        if let Some(sequence) = &self.sequence
+            && self.guessed > 0
+            && sequence.state.is_recurrent()
+        {
+            self.before = Some(sequence.state.snapshot(b)?);
+        }
+        Ok(())
+    }
+
+    /// Tokens of the step, guesses included, and how many of them are guesses.
+    pub fn planned(&self) -> (usize, usize) {
+        (self.part.len(), self.guessed)
+    }
+
+    /// Rows of logits it will get.
+    pub fn rows(&self) -> usize {
+        let last = self.seen() + self.part.len() - self.guessed == self.tokens.len();
+        if last { 1 + self.guessed } else { 0 }
+    }
+
+    /// Its part of the batch.
+    pub fn request(&mut self) -> Option<Request<'_, B>> {
+        let logits = match self.rows() {
+            0 => Logits::None,
+            1 => Logits::Last,
+            _ => Logits::All,
+        };
+        let sequence = self.sequence.as_mut()?;
+        Some(Request { tokens: &self.part, state: &mut sequence.state, logits })
+    }
+
+    /// How many of the largest logits suffice, if not all are needed.
+    pub fn needed(&self) -> Option<usize> {
+        let all = self.job.constraint.is_some() || self.job.logprobs.is_some();
+        if all { None } else { self.sampler.needed() }
+    }
+
+    /// Chooses the token that follows.
+    fn choose(&mut self, row: Row<'_>) -> Result<TokenUpdate, Error> {
+        let Self { job, sampler, tokens, .. } = self;
+        let logits = match row {
+            Row::All(logits) => logits,
+            Row::Top(largest) => {
+                let largest = &largest[..largest.len().min(sampler.needed().unwrap_or(usize::MAX))];
+                let id = sampler.sample_largest(largest)?.id;
+                return Ok(TokenUpdate { id, logprob: None, top: Vec::new() });
+            }
+        };
+        let id = match &mut job.constraint {
+            Some(constraint) => {
+                let mut allowed = logits.to_vec();
+                constraint.mask(&mut allowed)?;
+                let id = sampler.sample(&allowed, tokens)?.id;
+                constraint.push(id)?;
+                id
+            }
+            None => sampler.sample(logits, tokens)?.id,
+        };
+        Ok(match job.logprobs {
+            Some(k) => {
+                TokenUpdate { id, logprob: Some(log_probability(logits, id)?), top: top_logprobs(logits, k)? }
+            }
+            None => TokenUpdate { id, logprob: None, top: Vec::new() },
+        })
+    }
+
+    /// The end of a step that went well: takes over what was seen, chooses tokens by `rows`, tells the listener.
+    pub fn advance(&mut self, b: &B, rows: &[Row<'_>], context: usize) -> Result<Gain, Error> {
+        let before = self.seen();
+        let Some(sequence) = &mut self.sequence else { return Ok(Gain::default()) };
+        sequence.tokens.extend_from_slice(&self.part);
+        sequence.logits = None;
+        if before + self.part.len() == self.job.stable {
+            sequence.mark(b)?;
+        }
+        if rows.is_empty() {
+            return Ok(Gain::default());
+        }
+        if self.started_at.is_none() {
+            self.started_at = Some(Instant::now());
+            self.job.listener.update(Update::Started { reused: self.reused });
+        }
+        let mut gain = Gain::default();
+        let mut right = 0;
+        for (i, row) in rows.iter().enumerate() {
+            gain.finish = self.write(*row, context, &mut gain.tokens)?;
+            let guess = self.part.get(self.part.len() - self.guessed + i);
+            if gain.finish.is_some() || guess.is_none() || self.tokens.last() != guess {
+                break;
+            }
+            right += 1;
+        }
+        if self.guessed > 0 {
+            // An end is nobody's fault: what came before it was right.
+            let judged = if gain.finish.is_some() { right } else { self.guessed };
+            self.guesses.learn(before + 1, judged, right);
+            self.drop_guesses(b, before, right)?;
+        }
+        gain.right = right as u64;
+        Ok(gain)
+    }
+
+    /// Chooses one token and tells it; says why the answer is over, if it is.
+    fn write(&mut self, row: Row<'_>, context: usize, written: &mut u64) -> Result<Option<Finish>, Error> {
+        if self.job.max_tokens == Some(0) {
+            return Ok(Some(Finish::Length));
+        }
+        let token = self.choose(row)?;
+        if self.job.end_ids.contains(&token.id) {
+            return Ok(Some(Finish::End));
+        }
+        self.tokens.push(token.id);
+        *written += 1;
+        self.job.listener.update(Update::Token(token));
+        Ok(if self.job.constraint.as_ref().is_some_and(|c| c.is_finished()) {
+            Some(Finish::End)
+        } else if Some(self.written()) == self.job.max_tokens {
+            Some(Finish::Length)
+        } else if self.tokens.len() > context {
+            Some(Finish::Context)
+        } else {
+            None
+        })
+    }
+
+    /// Forgets guesses that were wrong.
+    fn drop_guesses(&mut self, b: &B, before: usize, right: usize) -> Result<(), Error> {
+        let Some(sequence) = &mut self.sequence else { return Ok(()) };
+        if right == self.guessed {
+            return Ok(());
+        }
+        let (reached, len) = match &self.before {
+            Some(snapshot) => (sequence.state.restore(b, snapshot)?, before),
+            None => (sequence.state.truncate(b, before + 1 + right)?, before + 1 + right),
+        };
+        sequence.tokens.truncate(len);
+        if !reached {
+            // Computed anew from the beginning.
+            self.sequence = None;
+        }
+        Ok(())
+    }
+
+    /// Tells the listener that it is over.
+    pub fn finish(&mut self, finish: Finish) {
+        let now = Instant::now();
+        let started = self.started_at.unwrap_or(now);
+        let timing = Timing {
+            queued: self.begun_at - self.queued_at,
+            prompt: started - self.begun_at,
+            decode: now - started,
+        };
+        self.job.listener.update(Update::Finished(finish, timing));
+    }
+}

@@ -1,0 +1,113 @@
+//! What finished sequences leave for later prompts: their states, as long as there is memory for them.
+
+use std::path::{Path, PathBuf};
+
+use backend::Backend;
+
+use crate::sequence::Sequence;
+use crate::{Engine, Error};
+
+/// A sequence that would lose more tokens than this by serving another prompt is copied instead.
+const WORTH_KEEPING: usize = 256;
+
+/// A prompt that shares fewer tokens than this starts anew.
+const WORTH_SHARING: usize = 8;
+
+/// Sequences that nobody is writing, the least recently used first.
+pub(super) struct Prefixes<B: Backend> {
+    kept: Vec<Sequence<B>>,
+    /// Sequences of an earlier run, not read yet.
+    saved: Vec<(PathBuf, Vec<u32>)>,
+    memory: u64,
+}
+
+impl<B: Backend> Prefixes<B> {
+    /// Knows what an earlier run left in `folder`; a file that is no longer of use is passed over.
+    pub fn new(engine: &Engine<B>, memory: u64, folder: Option<&Path>) -> Self {
+        let entries =
+            folder.and_then(|folder| std::fs::read_dir(folder).ok()).into_iter().flatten().flatten();
+        let paths =
+            entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|e| e == EXTENSION));
+        let saved = paths.filter_map(|path| Some((path.clone(), engine.saved_tokens(&path).ok()?))).collect();
+        Self { kept: Vec::new(), saved, memory }
+    }
+
+    /// Bytes of the states.
+    pub fn bytes(&self, engine: &Engine<B>) -> u64 {
+        self.kept.iter().map(|sequence| sequence.bytes(engine)).sum()
+    }
+
+    /// The sequence that has the most in common with `prompt`, brought to a common beginning; an empty one where there is
+    /// none. The last token of the prompt is never part of it: somebody has to ask for its logits.
+    pub fn take(&mut self, engine: &Engine<B>, prompt: &[u32]) -> Result<Sequence<B>, Error> {
+        let b = engine.model().backend();
+        let reach = |sequence: &Sequence<B>| sequence.reachable(prompt).min(prompt.len() - 1);
+        let best = (0..self.kept.len()).max_by_key(|i| reach(&self.kept[*i]));
+        let best = best.map(|i| (i, reach(&self.kept[i]))).filter(|(_, shared)| *shared >= WORTH_SHARING);
+        let from_disk = |tokens: &[u32]| if prompt.starts_with(tokens) { tokens.len() } else { 0 };
+        let saved = (0..self.saved.len()).max_by_key(|i| from_disk(&self.saved[*i].1));
+        if let Some(i) = saved
+            && from_disk(&self.saved[i].1) > best.map_or(WORTH_SHARING, |(_, shared)| shared)
+        {
+            let (path, _) = self.saved.remove(i);
+            if let Ok(mut sequence) = engine.load(&path)
+                && self.rewind(engine, &mut sequence, prompt)? > 0
+            {
+                return Ok(sequence);
+            }
+        }
+        let Some((i, shared)) = best else { return engine.sequence() };
+        if self.kept[i].tokens().len() - shared > WORTH_KEEPING
+            && let Some(copy) = self.kept[i].copy(b, shared)?
+        {
+            return Ok(copy);
+        }
+        let mut sequence = self.kept.remove(i);
+        self.rewind(engine, &mut sequence, prompt)?;
+        Ok(sequence)
+    }
+
+    fn rewind(&self, engine: &Engine<B>, sequence: &mut Sequence<B>, prompt: &[u32]) -> Result<usize, Error> {
+        let shared = crate::common_prefix(sequence.tokens(), prompt).min(prompt.len() - 1);
+        sequence.rewind(engine.model().backend(), shared, || engine.fresh_state())
+    }
+
+    /// Keeps a sequence. Another one that is the beginning of this is of no more use.
+    pub fn put(&mut self, engine: &Engine<B>, sequence: Sequence<B>) {
+        if sequence.tokens().is_empty() {
+            return;
+        }
+        self.kept.retain(|other| !sequence.tokens().starts_with(other.tokens()));
+        self.kept.push(sequence);
+        let memory = self.memory;
+        self.shrink(engine, memory);
+    }
+
+    /// Gives up sequences until the rest takes at most `bytes`. Returns whether there was one to give up.
+    pub fn shrink(&mut self, engine: &Engine<B>, bytes: u64) -> bool {
+        let before = self.kept.len();
+        while !self.kept.is_empty() && self.bytes(engine) > bytes {
+            self.kept.remove(0);
+        }
+        self.kept.len() < before
+    }
+
+    /// Writes all to `folder`. What cannot be written is lost, as it would be without a folder.
+    pub fn save(&self, engine: &Engine<B>, folder: &Path) {
+        if std::fs::create_dir_all(folder).is_err() {
+            return;
+        }
+        for sequence in &self.kept {
+            let name = format!("{:016x}.{EXTENSION}", fingerprint(sequence.tokens()));
+            let _ = engine.save(sequence, &folder.join(name));
+        }
+    }
+}
+
+const EXTENSION: &str = "safetensors";
+
+/// A name for a sequence of tokens (FNV-1a).
+fn fingerprint(tokens: &[u32]) -> u64 {
+    let bytes = tokens.iter().flat_map(|id| id.to_le_bytes());
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}

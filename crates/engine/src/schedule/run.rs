@@ -1,0 +1,359 @@
+//! The loop: take jobs, plan a step, run it, tell what came of it.
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::Weak;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::{Duration, Instant};
+
+use backend::{Backend, Handle};
+
+use super::answer::{Answer, Gain, Row};
+use super::job::{Job, Update};
+use super::prefix::Prefixes;
+use super::{SchedulerOptions, Shared, Stats, lock};
+use crate::{Engine, Error, Finish, Sampler};
+
+/// A job as it was handed over.
+pub(super) struct Queued {
+    pub job: Job,
+    pub sampler: Sampler,
+    pub since: Instant,
+}
+
+/// What the thread is told.
+pub(super) enum Command {
+    Take(Box<Queued>),
+}
+
+/// How long answers that are being written may wait for other prompts.
+const PATIENCE: Duration = Duration::from_millis(150);
+
+/// Fewest tokens of prompts in a step, however long they take.
+const LEAST_PROMPT: usize = 16;
+
+/// Most answers at once for which guessing pays: with more, a step is no longer bound by reading weights.
+const FEW: usize = 4;
+
+/// Room that a sequence is granted in advance, in tokens.
+const MARGIN: usize = 256;
+
+/// The thread's side.
+pub(super) struct Loop<B: Backend> {
+    engine: Engine<B>,
+    received: Receiver<Command>,
+    shared: Weak<Shared>,
+    slots: usize,
+    speculate: bool,
+    folder: Option<PathBuf>,
+    waiting: VecDeque<Answer<B>>,
+    running: Vec<Answer<B>>,
+    prefixes: Prefixes<B>,
+    /// Seconds per token of a prompt, as far as known.
+    pace: Option<f64>,
+    stats: Stats,
+    /// No more commands will come.
+    ending: bool,
+}
+
+impl<B: Backend> Loop<B> {
+    pub fn new(
+        engine: Engine<B>,
+        options: SchedulerOptions,
+        received: Receiver<Command>,
+        shared: Weak<Shared>,
+    ) -> Self {
+        let memory = options.prefix_memory.min(engine.memory() / 2);
+        Self {
+            prefixes: Prefixes::new(&engine, memory, options.prefix_folder.as_deref()),
+            engine,
+            received,
+            shared,
+            slots: options.slots.max(1),
+            speculate: options.speculate,
+            folder: options.prefix_folder,
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            pace: None,
+            stats: Stats::default(),
+            ending: false,
+        }
+    }
+
+    pub fn run(mut self) {
+        loop {
+            self.receive();
+            self.drop_abandoned();
+            self.admit();
+            if self.running.is_empty() {
+                if self.ending && self.waiting.is_empty() {
+                    break;
+                }
+                continue;
+            }
+            self.step();
+            self.publish();
+        }
+        if let Some(folder) = &self.folder {
+            self.prefixes.save(&self.engine, folder);
+        }
+    }
+
+    /// Takes what has been handed over; waits for something if there is nothing to do.
+    fn receive(&mut self) {
+        let idle = self.running.is_empty() && self.waiting.is_empty();
+        if idle && !self.ending {
+            self.publish();
+            match self.received.recv() {
+                Ok(Command::Take(queued)) => self.waiting.push_back(Answer::new(*queued)),
+                Err(_) => self.ending = true,
+            }
+        }
+        loop {
+            match self.received.try_recv() {
+                Ok(Command::Take(queued)) => self.waiting.push_back(Answer::new(*queued)),
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => {
+                    self.ending = true;
+                    break;
+                }
+            }
+        }
+    }
+
+    fn publish(&mut self) {
+        self.stats.running = self.running.len();
+        self.stats.prefix_bytes = self.prefixes.bytes(&self.engine);
+        if let Some(shared) = self.shared.upgrade() {
+            *lock(&shared.stats) = self.stats;
+        }
+    }
+
+    /// One job fewer waits to begin.
+    fn count_begun(&self) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.waiting.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn drop_abandoned(&mut self) {
+        let gone = |answer: &Answer<B>| answer.job.listener.is_gone();
+        for _ in 0..self.waiting.len() {
+            match self.waiting.pop_front() {
+                Some(answer) if gone(&answer) => {
+                    self.count_begun();
+                    self.stats.cancelled += 1;
+                    self.stats.finished += 1;
+                }
+                Some(answer) => self.waiting.push_back(answer),
+                None => break,
+            }
+        }
+        for i in (0..self.running.len()).rev() {
+            if gone(&self.running[i]) {
+                self.stats.cancelled += 1;
+                self.retire(i);
+            }
+        }
+    }
+
+    /// Takes an answer out and keeps its sequence for later prompts.
+    fn retire(&mut self, i: usize) -> Answer<B> {
+        let mut answer = self.running.remove(i);
+        self.stats.finished += 1;
+        if let Some(sequence) = answer.sequence.take() {
+            self.prefixes.put(&self.engine, sequence);
+        }
+        answer
+    }
+
+    /// Bytes that an answer's state may take before the next look.
+    fn room(&self, answer: &Answer<B>) -> u64 {
+        self.engine.state_bytes((answer.tokens().len() + MARGIN).min(self.engine.context()))
+    }
+
+    /// Bytes of all running answers.
+    fn used(&self) -> u64 {
+        self.running.iter().map(|answer| self.room(answer)).sum()
+    }
+
+    /// Begins waiting jobs, the first come first, as long as there is room.
+    fn admit(&mut self) {
+        while self.running.len() < self.slots
+            && let Some(first) = self.waiting.front()
+        {
+            let needed = self.used() + self.room(first);
+            let free = self.engine.memory().saturating_sub(needed);
+            if needed > self.engine.memory() && !self.running.is_empty() {
+                break;
+            }
+            self.prefixes.shrink(&self.engine, free);
+            let Some(mut answer) = self.waiting.pop_front() else { break };
+            self.count_begun();
+            match self.prefixes.take(&self.engine, answer.tokens()) {
+                Ok(sequence) => {
+                    answer.reused = sequence.tokens().len();
+                    self.stats.reused_tokens += answer.reused as u64;
+                    answer.sequence = Some(sequence);
+                    self.running.push(answer);
+                }
+                Err(error) => self.fail(answer, error),
+            }
+        }
+    }
+
+    fn fail(&mut self, mut answer: Answer<B>, error: Error) {
+        self.stats.failed += 1;
+        self.stats.finished += 1;
+        answer.job.listener.update(Update::Failed(error));
+    }
+
+    /// Makes room for what running answers have grown by: first by what is kept for later, then by setting the latest
+    /// answer aside, which is computed again when there is room.
+    fn make_room(&mut self) {
+        let memory = self.engine.memory();
+        while self.running.len() > 1 && self.used() > memory {
+            if let Some(mut answer) = self.running.pop() {
+                answer.sequence = None;
+                self.stats.set_aside += 1;
+                self.waiting.push_front(answer);
+                if let Some(shared) = self.shared.upgrade() {
+                    shared.waiting.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        }
+        let free = memory.saturating_sub(self.used());
+        self.prefixes.shrink(&self.engine, free);
+    }
+
+    /// Tokens of prompts in the next step.
+    fn prompt_budget(&self) -> usize {
+        let chunk = self.engine.chunk();
+        let others_wait = self.running.iter().any(Answer::is_writing);
+        match self.pace {
+            Some(pace) if others_wait => {
+                ((PATIENCE.as_secs_f64() / pace) as usize).clamp(LEAST_PROMPT.min(chunk), chunk)
+            }
+            None if others_wait => LEAST_PROMPT.max(chunk / 8),
+            _ => chunk,
+        }
+    }
+
+    /// Plans, runs and accounts for one step.
+    fn step(&mut self) {
+        self.make_room();
+        let begun = Instant::now();
+        let prompt_tokens = match self.plan() {
+            Ok(prompt_tokens) => prompt_tokens,
+            Err(error) => return self.fail_all(&error),
+        };
+        let writing = self.running.len();
+        let result = self.run_step();
+        self.stats.steps += 1;
+        let mut gains = match result {
+            Ok(gains) => gains,
+            Err(error) => return self.fail_all(&error),
+        };
+        self.stats.prompt_tokens += prompt_tokens as u64;
+        // Steps that are mostly prompt tell how long a prompt takes.
+        if prompt_tokens > 4 * writing {
+            let now = begun.elapsed().as_secs_f64() / prompt_tokens as f64;
+            self.pace = Some(self.pace.map_or(now, |before| 0.7 * before + 0.3 * now));
+        }
+        for i in (0..self.running.len()).rev() {
+            match gains.pop() {
+                Some(Ok(gain)) => self.account(i, gain),
+                Some(Err(error)) => {
+                    // Its state is whole, but nobody knows what it would have said.
+                    let answer = self.running.remove(i);
+                    self.fail(answer, error);
+                }
+                None => {}
+            }
+        }
+    }
+
+    fn account(&mut self, i: usize, gain: Gain) {
+        self.stats.tokens += gain.tokens;
+        self.stats.guessed_right += gain.right;
+        if let Some(finish) = gain.finish {
+            self.end(i, finish);
+        } else if self.running[i].sequence.is_none() {
+            match self.engine.sequence() {
+                Ok(fresh) => self.running[i].sequence = Some(fresh),
+                Err(error) => {
+                    let answer = self.running.remove(i);
+                    self.fail(answer, error);
+                }
+            }
+        }
+    }
+
+    fn end(&mut self, i: usize, finish: Finish) {
+        // The sequence is kept before the client hears of it: its next request may come at once.
+        let mut answer = self.retire(i);
+        answer.finish(finish);
+    }
+
+    /// Chooses what every answer runs, and returns the tokens of prompts among that. Prompts share the budget evenly.
+    fn plan(&mut self) -> Result<usize, Error> {
+        let context = self.engine.context();
+        let mut budget = self.prompt_budget();
+        let mut prompts = self.running.iter().filter(|answer| !answer.is_writing()).count();
+        let guess = self.speculate && prompts == 0 && self.running.len() <= FEW;
+        let b = self.engine.model().backend();
+        let mut prompt_tokens = 0;
+        for answer in &mut self.running {
+            if answer.is_writing() {
+                answer.plan(b, answer.unseen(), guess, context)?;
+                self.stats.guessed += answer.planned().1 as u64;
+                continue;
+            }
+            answer.plan(b, (budget / prompts).max(1), false, context)?;
+            let (planned, _) = answer.planned();
+            budget = budget.saturating_sub(planned);
+            prompts -= 1;
+            prompt_tokens += planned;
+        }
+        Ok(prompt_tokens)
+    }
+
+    /// Runs the step; how it went for each answer, in their order.
+    fn run_step(&mut self) -> Result<Vec<Result<Gain, Error>>, Error> {
+        let Self { engine, running, .. } = self;
+        let b = engine.model().backend();
+        let context = engine.context();
+        let mut requests: Vec<_> = running.iter_mut().filter_map(Answer::request).collect();
+        let logits = engine.model().step(&mut requests)?;
+        drop(requests);
+        let asking = || running.iter().filter(|answer| answer.rows() > 0);
+        // As many of the largest as suffice for everybody, or all.
+        let needed: Option<Vec<usize>> = asking().map(Answer::needed).collect();
+        let (mut all, mut top, mut width) = (Vec::new(), Vec::new(), 1);
+        if let Some(logits) = &logits {
+            match needed.and_then(|needed| needed.into_iter().max()) {
+                Some(k) => top = b.read_top(logits, k)?,
+                None => {
+                    width = logits.shape().cols.max(1);
+                    all = b.read(logits)?;
+                }
+            }
+        }
+        let mut rows = all.chunks_exact(width).map(Row::All).chain(top.iter().map(|row| Row::Top(row)));
+        let mut gains = Vec::with_capacity(running.len());
+        for answer in running {
+            let rows: Vec<Row<'_>> = rows.by_ref().take(answer.rows()).collect();
+            gains.push(answer.advance(b, &rows, context));
+        }
+        Ok(gains)
+    }
+
+    /// A step that failed leaves all its states in between: none can go on.
+    fn fail_all(&mut self, error: &Error) {
+        let reason = error.to_string();
+        for answer in std::mem::take(&mut self.running) {
+            self.fail(answer, Error::Step { reason: reason.clone() });
+        }
+    }
+}
