@@ -27,8 +27,8 @@ const HEADER_BYTES: usize = 64 << 10;
 const HEADER_LINES: usize = 100;
 /// Connections beyond the limit that are told so; yet others are closed without a word.
 const TURNED_AWAY: usize = 64;
-/// Threads that tokenise at the same time.
-const BLOCKING_THREADS: usize = 16;
+/// Threads that read and tokenise at the same time. Each keeps memory of its largest request.
+const BLOCKING_THREADS: usize = 4;
 /// After the last answers have been cut short, time to write their last words.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Pause after an accept that failed, which it does when there are no file handles left.

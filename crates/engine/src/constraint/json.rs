@@ -24,13 +24,33 @@ pub(crate) fn with_options(schema: &Json, unsupported: Unsupported) -> Result<Js
             return Err(Error::InvalidGrammar { what: "JSON schema", reason });
         }
     };
+    let lenient = unsupported == Unsupported::Ignore;
     let options = json!({
         "item_separator": ", ?",
         "key_separator": ": ?",
         "whitespace_flexible": false,
-        "coerce_one_of": true,
-        "lenient": unsupported == Unsupported::Ignore,
+        // Branches of `oneOf` that exclude each other are no problem; others would be taken as `anyOf`.
+        "coerce_one_of": lenient,
+        "lenient": lenient,
     });
     object.insert("x-guidance".into(), options);
-    Ok(Json::Object(object))
+    let mut schema = Json::Object(object);
+    name_empty_patterns(&mut schema);
+    Ok(schema)
+}
+
+/// The empty pattern fits every name; llguidance takes it to fit the empty one.
+fn name_empty_patterns(schema: &mut Json) {
+    match schema {
+        Json::Array(items) => items.iter_mut().for_each(name_empty_patterns),
+        Json::Object(object) => {
+            if let Some(Json::Object(patterns)) = object.get_mut("patternProperties")
+                && let Some(any) = patterns.remove("")
+            {
+                patterns.insert(".*".into(), any);
+            }
+            object.values_mut().for_each(name_empty_patterns);
+        }
+        _ => {}
+    }
 }

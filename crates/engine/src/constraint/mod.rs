@@ -157,6 +157,17 @@ fn first_line(message: &str) -> String {
     message.lines().next().unwrap_or_default().trim().to_owned()
 }
 
+/// Most characters of a message; some quote a whole expression that llguidance made of a number.
+const LONGEST_MESSAGE: usize = 300;
+
+fn shortened(mut message: String) -> String {
+    if let Some((end, _)) = message.char_indices().nth(LONGEST_MESSAGE) {
+        message.truncate(end);
+        message.push('…');
+    }
+    message
+}
+
 /// llguidance's message without the lines of the grammar around the place, which may be long, and in words for those
 /// who do not know llguidance.
 fn in_words(message: &str, what: &str) -> String {
@@ -169,6 +180,8 @@ fn in_words(message: &str, what: &str) -> String {
         return "only references to places within the schema are supported, such as #/$defs/name".to_owned();
     }
     let message = message.replace("Unimplemented keys", "keywords that are not supported");
+    let message = message.replace(". Enable 'coerce_one_of' option to approximate oneOf with anyOf", "");
+    let message = shortened(message);
     match message.split_once("): ") {
         // A place in a grammar that the user did not write.
         Some((place, message)) if what != "grammar" && place.starts_with("at ") => message.to_owned(),

@@ -35,8 +35,14 @@ fn forms_allow_what_they_should() {
     let person = json!({"type": "object", "required": ["name"], "additionalProperties": false,
         "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}});
     let tree = json!({"$ref": "#/$defs/tree", "$defs": {"tree": {"type": "array", "items": {"$ref": "#/$defs/tree"}}}});
+    let any_name = json!({"type": "object", "additionalProperties": {"type": "boolean"}, "patternProperties": {"": {"type": "null"}}});
+    let either = json!({"oneOf": [{"type": "integer"}, {"type": "string"}]});
     let schema = |schema: &Json| Grammar::JsonSchema(schema.clone());
     let cases = [
+        (schema(&any_name), "{\"a\": null, \"b\": null}", true),
+        (schema(&any_name), "{\"a\": true}", false),
+        (schema(&either), "12", true),
+        (schema(&either), "\"a\"", true),
         (Grammar::JsonObject, "{}", true),
         (Grammar::JsonObject, "{\"a\": [1, {\"b\":null}]}", true),
         (Grammar::JsonObject, "[]", false),
@@ -76,6 +82,7 @@ fn what_is_wrong_is_said_in_words() {
         (schema(json!([1])), "JSON schema", "is an object"),
         (schema(json!(false)), "JSON schema", "is an object"),
         (schema(json!({"type": "strin"})), "JSON schema", "strin"),
+        (schema(json!({"oneOf": [{"type": "number"}, {"type": "integer"}]})), "JSON schema", "oneOf"),
         (schema(json!({"type": 5})), "JSON schema", "type"),
         (schema(json!({"$ref": "#/$defs/none"})), "JSON schema", "none"),
         (schema(json!({"$ref": "https://example.com/schema.json"})), "JSON schema", "within the schema"),

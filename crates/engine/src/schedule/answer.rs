@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use backend::Backend;
+use backend::{Backend, largest};
 use models::{Logits, RecurrentSnapshot, Request};
 
 use super::guess::Guesses;
@@ -30,6 +30,8 @@ pub(super) struct Answer<B: Backend> {
     /// `None` while it waits for memory.
     pub sequence: Option<Sequence<B>>,
     guesses: Guesses,
+    /// Logits of the tokens that a constraint allows.
+    allowed: Vec<f32>,
     /// What the present step runs: tokens, then guesses.
     part: Vec<u32>,
     guessed: usize,
@@ -65,6 +67,7 @@ impl<B: Backend> Answer<B> {
             tokens,
             sequence: None,
             guesses: Guesses::default(),
+            allowed: Vec::new(),
             part: Vec::new(),
             guessed: 0,
             before: None,
@@ -154,7 +157,7 @@ impl<B: Backend> Answer<B> {
 
     /// Chooses the token that follows.
     fn choose(&mut self, row: Row<'_>) -> Result<TokenUpdate, Error> {
-        let Self { job, sampler, tokens, .. } = self;
+        let Self { job, sampler, tokens, allowed, .. } = self;
         let logits = match row {
             Row::All(logits) => logits,
             Row::Top(largest) => {
@@ -165,9 +168,17 @@ impl<B: Backend> Answer<B> {
         };
         let id = match &mut job.constraint {
             Some(constraint) => {
-                let mut allowed = logits.to_vec();
-                constraint.mask(&mut allowed)?;
-                let id = sampler.sample(&allowed, tokens)?.id;
+                allowed.clear();
+                allowed.extend_from_slice(logits);
+                constraint.mask(allowed)?;
+                let id = match sampler.needed() {
+                    Some(k) => {
+                        let mut top = largest(allowed, k);
+                        top.retain(|(_, logit)| *logit != f32::NEG_INFINITY);
+                        sampler.sample_largest(&top)?.id
+                    }
+                    None => sampler.sample(allowed, tokens)?.id,
+                };
                 constraint.push(id)?;
                 id
             }

@@ -7,7 +7,7 @@ mod tests;
 mod utf8;
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use serde_json::Value as Json;
 
@@ -32,6 +32,7 @@ struct Inner {
     eos_token: Option<String>,
     templates: TemplateSources,
     defaults: GenerationDefaults,
+    longest: OnceLock<usize>,
 }
 
 /// How tokens become text, as far as a stream has to know.
@@ -99,6 +100,7 @@ impl Tokenizer {
                 eos_token,
                 templates: TemplateSources::new(template_file, &tokenizer_config),
                 defaults,
+                longest: OnceLock::new(),
             }),
         })
     }
@@ -136,6 +138,12 @@ impl Tokenizer {
                 None => token.replace('▁', " ").into_bytes(),
             },
         })
+    }
+
+    /// Bytes of the longest token, so that a text has at least so many times fewer tokens than bytes.
+    pub fn longest_token(&self) -> usize {
+        let bytes = |id| self.token_bytes(id).map_or(0, |bytes| bytes.len());
+        *self.inner.longest.get_or_init(|| (0..self.vocab_size() as u32).map(bytes).max().unwrap_or(1).max(1))
     }
 
     /// The id of a token in the vocabulary's spelling.

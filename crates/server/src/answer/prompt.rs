@@ -1,11 +1,11 @@
 //! From a question to tokens. It may take a while for long texts, so it runs where waiting is allowed.
 
-use engine::{Constraint, Dialect, Grammar, Reader, TemplateInput, Tokenizer, ToolChoice, common_prefix};
+use engine::{Constraint, Dialect, Grammar, Reader, TemplateInput, ToolChoice, common_prefix};
 use serde_json::Value as Json;
 
 use super::question::{Conversation, Prompt, Question, merge_system};
 use crate::app::ServedModel;
-use crate::fault::{Fault, request_fault};
+use crate::fault::{Fault, Kind, request_fault};
 use crate::forms::Tools;
 
 /// A prompt ready to be answered.
@@ -42,6 +42,7 @@ fn prepare_one(
     n: usize,
 ) -> Result<Prepared, Fault> {
     let tokenizer = &model.tokenizer;
+    let encode = |text: &str, special| encode(model, text, special);
     let constraints = |grammar: Option<&Grammar>, param: &str| -> Result<Vec<Constraint>, Fault> {
         let Some(grammar) = grammar else { return Ok(Vec::new()) };
         let one = |_| model.grammars.constraint(grammar);
@@ -49,7 +50,7 @@ fn prepare_one(
     };
     match prompt {
         Prompt::Text(text) => {
-            let ids = tokenizer.encode(&text, true).map_err(request_fault)?;
+            let ids = encode(&text, true)?;
             let constraints = constraints(form, "response_format")?;
             Ok(Prepared { stable: ids.len(), ids, text, dialect: None, constraints })
         }
@@ -66,7 +67,7 @@ fn prepare_one(
                                leave out one of them, or set `tool_choice`";
                 return Err(Fault::invalid("response_format", message));
             }
-            let (text, ids, stable) = render(tokenizer, conversation, has_tools.then(|| list.clone()))?;
+            let (text, ids, stable) = render(model, conversation, has_tools.then(|| list.clone()))?;
             // Where a call is asked for, the answer is that, and its form that of the call.
             let constraints = match form {
                 _ if has_tools => {
@@ -82,17 +83,35 @@ fn prepare_one(
     }
 }
 
+/// Times that a text may shrink before it is cut into tokens, where accents join their letters, say.
+const SHRINKING: usize = 4;
+
+/// The tokens of a text, unless it is so long that there would be no point: that takes a hundred times its memory.
+fn encode(model: &ServedModel, text: &str, special: bool) -> Result<Vec<u32>, Fault> {
+    let context = model.answers.context();
+    let fewest = text.len() / (SHRINKING * model.tokenizer.longest_token());
+    if fewest > context {
+        let message = format!(
+            "the prompt has {} bytes, which are more than {fewest} tokens, but the context holds {context}: shorten it",
+            text.len()
+        );
+        return Err(Fault::new(Kind::Invalid, message).with_code("context_length_exceeded"));
+    }
+    model.tokenizer.encode(text, special).map_err(request_fault)
+}
+
 /// The text of a conversation, its tokens, and how many of these the next turn will begin with too.
 fn render(
-    tokenizer: &Tokenizer,
+    model: &ServedModel,
     conversation: Conversation,
     tools: Option<Vec<Json>>,
 ) -> Result<(String, Vec<u32>, usize), Fault> {
+    let tokenizer = &model.tokenizer;
     let Conversation { messages, extra, continued, .. } = conversation;
     let opening = if continued { messages.last().and_then(|last| last["content"].as_str()) } else { None };
     let opening = opening.map(|text| text.trim_end().to_string());
     let input = TemplateInput { messages: merge_system(messages), tools, extra, ..Default::default() };
-    let encode = |text: &str| tokenizer.encode(text, false).map_err(request_fault);
+    let encode = |text: &str| encode(model, text, false);
     if let Some(opening) = opening {
         let mut text = tokenizer.render(input).map_err(request_fault)?;
         // What the template writes behind a message ends the turn, which is to go on.

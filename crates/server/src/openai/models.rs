@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, State};
-use axum::http::HeaderMap;
+use axum::extract::State;
+use axum::http::{HeaderMap, Uri};
 use axum::response::Response;
 use serde_json::{Value as Json, json};
 
@@ -50,8 +50,9 @@ pub async fn models(State(app): State<Arc<App>>, headers: HeaderMap) -> Response
 }
 
 /// `GET /v1/models/{id}`.
-pub async fn model(State(app): State<Arc<App>>, Path(id): Path<String>, headers: HeaderMap) -> Response {
+pub async fn model(State(app): State<Arc<App>>, uri: Uri, headers: HeaderMap) -> Response {
     let api = api(&headers);
+    let id = decoded(uri.path().strip_prefix("/v1/models/").unwrap_or_default());
     if id == app.model.id {
         return json_response(&description(&app, api));
     }
@@ -61,4 +62,44 @@ pub async fn model(State(app): State<Arc<App>>, Path(id): Path<String>, headers:
     }
     .with_code("model_not_found")
     .response(api)
+}
+
+/// A path with its escapes read; what is not UTF-8 is replaced, since no model is called so.
+fn decoded(path: &str) -> String {
+    let mut bytes = Vec::with_capacity(path.len());
+    let mut rest = path.as_bytes();
+    while let [first, tail @ ..] = rest {
+        let escaped = match tail {
+            [high, low, ..] if *first == b'%' => hex(*high).zip(hex(*low)).map(|(high, low)| 16 * high + low),
+            _ => None,
+        };
+        bytes.push(escaped.unwrap_or(*first));
+        rest = &rest[if escaped.is_some() { 3 } else { 1 }..];
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn hex(digit: u8) -> Option<u8> {
+    char::from(digit).to_digit(16).map(|value| value as u8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::decoded;
+
+    #[test]
+    fn escapes_are_read_and_nothing_else_is() {
+        for (path, expected) in [
+            ("box", "box"),
+            ("mlx-community%2FQwen", "mlx-community/Qwen"),
+            ("a/b%20c", "a/b c"),
+            ("%", "%"),
+            ("%4", "%4"),
+            ("%zz", "%zz"),
+            ("%ff%00", "\u{fffd}\0"),
+            ("%c3%A9", "é"),
+        ] {
+            assert_eq!(decoded(path), expected, "{path}");
+        }
+    }
 }
