@@ -285,6 +285,33 @@ fn a_restart_goes_on_where_the_last_run_ended() {
     }
 }
 
+#[test]
+fn the_folder_of_states_keeps_the_latest_and_not_too_many() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let other = folder.path().join("of-somebody-else.safetensors");
+    std::fs::write(&other, "not ours").expect("a file");
+    let name = "qwen3_5_moe-4bit";
+    let bytes = engine(name, &exact()).state_bytes(40);
+    let options = SchedulerOptions {
+        prefix_memory: 5 * bytes,
+        prefix_folder: Some(folder.path().into()),
+        ..SchedulerOptions::default()
+    };
+    let prompt = |run: u32| (0..30).map(|i| (i * 7 + run * 13 + 1) % 61).collect::<Vec<_>>();
+    for run in 0..8 {
+        let scheduler = Scheduler::start(engine(name, &exact()), options.clone()).expect("a thread");
+        ask(&scheduler, &prompt(run), 4, SamplingParams::greedy()).wait();
+        scheduler.finish();
+    }
+    let files = std::fs::read_dir(folder.path()).expect("a folder").count();
+    assert!(other.exists() && (2..=6).contains(&files), "{files} files");
+    let scheduler = Scheduler::start(engine(name, &exact()), options).expect("a thread");
+    let again = ask(&scheduler, &prompt(7), 4, SamplingParams::greedy()).wait();
+    scheduler.finish();
+    // The very same prompt needs its last token again, which a recurrent state cannot take back.
+    assert_eq!(again.ids.len(), 4);
+}
+
 /// `cargo test --release -p pleiad-conformance --test schedule throughput -- --ignored --nocapture`: tokens per second of the
 /// model in the box for more and more answers at once.
 #[test]

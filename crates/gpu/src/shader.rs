@@ -48,7 +48,9 @@ enum Piece {
     Store,
     /// Gates of a Gated DeltaNet.
     Gates,
-    /// A chunk of tokens of a Gated DeltaNet.
+    /// What the recurrence of a Gated DeltaNet takes.
+    Delta,
+    /// A chunk of its tokens.
     Chunk,
     /// Which of two candidates comes first.
     Order,
@@ -106,11 +108,11 @@ pub(crate) mod kernels {
             "ACTIVATION" in [0, 1], "GATED" in [0, 1],
             "ALIGNED" in [0, 1];
         GATED_NORM = "gated_norm", [Sum, Rms], 3 => 1, [64, 256];
-        GDN = "gdn", [Gates], 5 => 2, [128], "ROWS" in [8], "KEYS" in [1, 2, 4, 8, 16, 32], "RAW" in [0, 1];
-        GDN_CHUNKS = "gdn_chunks", [Chunk], 3 => 1, [256];
+        GDN = "gdn", [Delta, Gates], 5 => 2, [128], "ROWS" in [8], "KEYS" in [1, 2, 4, 8, 16, 32], "RAW" in [0, 1];
+        GDN_CHUNKS = "gdn_chunks", [Delta, Chunk], 3 => 1, [256];
         GDN_GATES = "gdn_gates", [Gates], 4 => 2, [128];
         GDN_QK_NORM = "gdn_qk_norm", [Sum], 1 => 1, [64, 256];
-        GDN_SCAN = "gdn_scan", [Chunk], 2 => 2, [128];
+        GDN_SCAN = "gdn_scan", [Delta, Chunk], 2 => 2, [128];
         GLU = "glu", [Activation], 2 => 1, [128], "ACTIVATION" in [0, 1];
         HEADS = "heads", [Codes, Input, Totals], 3 => 1, [64], "ROWS" in [4], "ALIGNED" in [0, 1];
         HEADS_TURNED = "heads_turned", [Codes], 3 => 1, [64];
@@ -227,6 +229,7 @@ impl Variant {
                 Store if self.constant("HALF") == Some(1) => text.push_str(piece!("pieces/store_f16")),
                 Store => text.push_str(piece!("pieces/store_f32")),
                 Gates => text.push_str(piece!("pieces/gates")),
+                Delta => text.push_str(piece!("pieces/delta")),
                 Chunk => text.push_str(piece!("pieces/chunk")),
                 Order => text.push_str(piece!("pieces/order")),
                 Rank => text.push_str(piece!("pieces/rank")),

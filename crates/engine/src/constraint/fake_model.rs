@@ -21,6 +21,22 @@ impl Random {
     }
 }
 
+/// Whether an answer is possible, token by token, up to an end.
+pub fn allows(mut constraint: Constraint, tokenizer: &Tokenizer, width: usize, answer: &str) -> bool {
+    let mut logits = vec![0.0f32; width];
+    for id in tokenizer.encode(answer, false).unwrap() {
+        logits.fill(0.0);
+        constraint.mask(&mut logits).unwrap();
+        if logits[id as usize] != 0.0 {
+            return false;
+        }
+        constraint.push(id).unwrap();
+    }
+    logits.fill(0.0);
+    constraint.mask(&mut logits).unwrap();
+    logits[tokenizer.eos_ids()[0] as usize] == 0.0
+}
+
 /// After so many tokens a fake model writes little but its wishes.
 const PATIENCE: usize = 60;
 

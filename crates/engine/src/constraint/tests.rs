@@ -1,7 +1,7 @@
 use serde_json::json;
 
 use super::conforms::conforms;
-use super::fake_model::{FakeModel, Random};
+use super::fake_model::{self, FakeModel, Random};
 use super::*;
 use crate::Dialect;
 use crate::dialect::samples::{MarksAre, WIDTH, tokenizer};
@@ -12,21 +12,8 @@ fn plain() -> (Tokenizer, Grammars) {
     (tokenizer, grammars)
 }
 
-/// Whether an answer is possible, token by token, up to an end.
 fn allows(grammars: &Grammars, tokenizer: &Tokenizer, grammar: &Grammar, answer: &str) -> bool {
-    let mut constraint = grammars.constraint(grammar).unwrap();
-    let mut logits = vec![0.0f32; WIDTH];
-    for id in tokenizer.encode(answer, false).unwrap() {
-        logits.fill(0.0);
-        constraint.mask(&mut logits).unwrap();
-        if logits[id as usize] != 0.0 {
-            return false;
-        }
-        constraint.push(id).unwrap();
-    }
-    logits.fill(0.0);
-    constraint.mask(&mut logits).unwrap();
-    logits[tokenizer.eos_ids()[0] as usize] == 0.0
+    fake_model::allows(grammars.constraint(grammar).unwrap(), tokenizer, WIDTH, answer)
 }
 
 #[test]

@@ -7,7 +7,7 @@ use super::marks::Thoughts;
 use super::samples::{CALLING, MarksAre, WIDTH, tokenizer, tools};
 use super::*;
 use crate::constraint::conforms::conforms;
-use crate::constraint::fake_model::{FakeModel, Random};
+use crate::constraint::fake_model::{FakeModel, Random, allows};
 use crate::{Constraint, Grammars};
 
 fn text(text: &str) -> Piece {
@@ -445,22 +445,6 @@ fn whatever_a_model_wants_its_calls_are_valid() {
     }
 }
 
-/// Whether an answer is possible, token by token, up to an end.
-fn allows(mut constraint: Constraint, tokenizer: &Tokenizer, answer: &str) -> bool {
-    let mut logits = vec![0.0f32; WIDTH];
-    for id in tokenizer.encode(answer, false).unwrap() {
-        logits.fill(0.0);
-        constraint.mask(&mut logits).unwrap();
-        if logits[id as usize] != 0.0 {
-            return false;
-        }
-        constraint.push(id).unwrap();
-    }
-    logits.fill(0.0);
-    constraint.mask(&mut logits).unwrap();
-    logits[tokenizer.eos_ids()[0] as usize] == 0.0
-}
-
 #[test]
 fn grammars_allow_what_they_should() {
     use Dialect::*;
@@ -511,7 +495,11 @@ fn grammars_allow_what_they_should() {
         let grammar = dialect.grammar(prompt, &tools(), &choice, parallel).unwrap();
         for (grammars, tokenizer) in &tokenizers[usize::from(dialect == QwenJson)] {
             let constraint = grammars.constraint(&grammar).unwrap();
-            assert_eq!(allows(constraint, tokenizer, &answer), expected, "{choice:?} {parallel} {answer:?}");
+            assert_eq!(
+                allows(constraint, tokenizer, WIDTH, &answer),
+                expected,
+                "{choice:?} {parallel} {answer:?}"
+            );
         }
     }
 }
@@ -541,7 +529,7 @@ fn forms_come_after_thoughts() {
     for (prompt, form, answer, expected) in cases {
         let grammar = dialect.after_thoughts(prompt, form);
         let constraint = grammars.constraint(&grammar).unwrap();
-        assert_eq!(allows(constraint, &tokenizer, answer), expected, "{prompt:?} {form:?} {answer:?}");
+        assert_eq!(allows(constraint, &tokenizer, WIDTH, answer), expected, "{prompt:?} {form:?} {answer:?}");
     }
     let wrong = dialect.after_thoughts(open, &Grammar::JsonSchema(json!({"type": "strin"})));
     assert!(

@@ -18,6 +18,8 @@ pub(super) struct Prefixes<B: Backend> {
     kept: Vec<Sequence<B>>,
     /// Sequences of an earlier run, not read yet.
     saved: Vec<(PathBuf, Vec<u32>)>,
+    /// Files of earlier runs of this model, read or not.
+    files: Vec<PathBuf>,
     memory: u64,
 }
 
@@ -28,8 +30,10 @@ impl<B: Backend> Prefixes<B> {
             folder.and_then(|folder| std::fs::read_dir(folder).ok()).into_iter().flatten().flatten();
         let paths =
             entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|e| e == EXTENSION));
-        let saved = paths.filter_map(|path| Some((path.clone(), engine.saved_tokens(&path).ok()?))).collect();
-        Self { kept: Vec::new(), saved, memory }
+        let saved: Vec<_> =
+            paths.filter_map(|path| Some((path.clone(), engine.saved_tokens(&path).ok()?))).collect();
+        let files = saved.iter().map(|(path, _)| path.clone()).collect();
+        Self { kept: Vec::new(), saved, files, memory }
     }
 
     /// Bytes of the states.
@@ -92,14 +96,31 @@ impl<B: Backend> Prefixes<B> {
         self.kept.len() < before
     }
 
-    /// Writes all to `folder`. What cannot be written is lost, as it would be without a folder.
-    pub fn save(&self, engine: &Engine<B>, folder: &Path) {
+    /// Writes all to `folder`, and removes this model's oldest files there beyond the memory for sequences. What cannot be
+    /// written is lost, as it would be without a folder.
+    pub fn save(mut self, engine: &Engine<B>, folder: &Path) {
         if std::fs::create_dir_all(folder).is_err() {
             return;
         }
         for sequence in &self.kept {
-            let name = format!("{:016x}.{EXTENSION}", fingerprint(sequence.tokens()));
-            let _ = engine.save(sequence, &folder.join(name));
+            let path = folder.join(format!("{:016x}.{EXTENSION}", fingerprint(sequence.tokens())));
+            if engine.save(sequence, &path).is_ok() && !self.files.contains(&path) {
+                self.files.push(path);
+            }
+        }
+        let known = |path: PathBuf| {
+            let metadata = path.metadata().ok()?;
+            Some((metadata.modified().ok()?, metadata.len(), path))
+        };
+        let mut files: Vec<_> = self.files.into_iter().filter_map(known).collect();
+        files.sort();
+        let mut bytes: u64 = files.iter().map(|(_, len, _)| len).sum();
+        for (_, len, path) in files {
+            if bytes <= self.memory {
+                break;
+            }
+            bytes -= len;
+            let _ = std::fs::remove_file(path);
         }
     }
 }

@@ -4,17 +4,6 @@
 // Both products with S are taken before it changes, so that a token needs one sum over the lanes:
 // S_new q = g S q + u (k . q). With RAW, q and k come without their norm and the gates as they leave their projections:
 // the norms' squares are summed along with the rest.
-struct Params {
-    tokens: u32,
-    first_row: u32,
-    key_heads: u32,
-    value_heads: u32,
-    key_dim: u32,
-    value_dim: u32,
-}
-@group(1) @binding(0) var<uniform> params: Params;
-
-@group(0) @binding(0) var<storage, read> qkv: array<f32>;
 @group(0) @binding(1) var<storage, read> g: array<f32>;
 @group(0) @binding(2) var<storage, read> beta: array<f32>;
 @group(0) @binding(3) var<storage, read> a_log: array<f32>;

@@ -36,7 +36,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "KEY", env = "PLEIAD_API_KEY", hide_env_values = true)]
     api_key: Option<String>,
 
-    /// Pages of this origin, like https://example.com, may use the server from a browser; `*` for all; may be given several times
+    /// Pages of this origin, like `https://example.com`, may use the server from a browser; `*` for all; may be given several times
     #[arg(long, value_name = "ORIGIN")]
     cors: Vec<String>,
 

@@ -10,6 +10,8 @@
 mod bodies;
 mod case;
 mod connection;
+#[path = "../soak/host.rs"]
+mod host;
 mod judge;
 mod mutate;
 mod options;

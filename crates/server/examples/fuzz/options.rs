@@ -3,6 +3,8 @@
 use std::error::Error;
 use std::time::Duration;
 
+use crate::host::host;
+
 const USAGE: &str = "fuzz URL [--requests 10000] [--seed 1] [--concurrency 16] [--slow 32] [--pid SERVER]
      [--limit 60] [--key KEY] [--allow-busy] [--only NUMBER]
 
@@ -52,10 +54,7 @@ impl Options {
                 "--key" => options.key = Some(value()?),
                 "--allow-busy" => options.allow_busy = true,
                 "--only" => options.only = Some(value()?.parse()?),
-                url if !url.starts_with('-') && options.host.is_empty() => {
-                    let host = url.strip_prefix("http://").ok_or("the URL must begin with http://")?;
-                    options.host = host.trim_end_matches('/').into();
-                }
+                url if !url.starts_with('-') && options.host.is_empty() => options.host = host(url)?,
                 _ => return Err(format!("I do not understand {word:?}\n{USAGE}").into()),
             }
         }

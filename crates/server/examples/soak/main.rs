@@ -11,6 +11,7 @@ mod answer;
 mod ask;
 mod client;
 mod exercise;
+mod host;
 mod http;
 mod memory;
 mod numbers;

@@ -3,6 +3,8 @@
 use std::error::Error;
 use std::time::Duration;
 
+use crate::host::host;
+
 pub const USAGE: &str =
     "soak URL [--clients 64] [--seconds 300] [--alone-seconds 20] [--pid SERVER] [--key KEY] [--seed 1]
      [--stuck-seconds 30] [--patience 300] [--allow-refused]
@@ -65,10 +67,7 @@ impl Options {
                     }
                     options.turns = Some(tokens.unwrap_or(8000));
                 }
-                url if !url.starts_with('-') && options.host.is_empty() => {
-                    let host = url.strip_prefix("http://").ok_or("the URL must begin with http://")?;
-                    options.host = host.trim_end_matches('/').into();
-                }
+                url if !url.starts_with('-') && options.host.is_empty() => options.host = host(url)?,
                 _ => return Err(format!("I do not understand {word:?}\n{USAGE}").into()),
             }
         }

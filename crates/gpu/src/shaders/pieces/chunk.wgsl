@@ -4,18 +4,6 @@ const KEPT: u32 = 2u * CHUNK * CHUNK;
 const LEFT: u32 = KEPT + CHUNK;
 const CHUNK_WORDS: u32 = LEFT + CHUNK;
 
-struct Params {
-    tokens: u32,
-    first_row: u32,
-    key_heads: u32,
-    value_heads: u32,
-    key_dim: u32,
-    value_dim: u32,
-}
-@group(1) @binding(0) var<uniform> params: Params;
-
-@group(0) @binding(0) var<storage, read> qkv: array<f32>;
-
 // Four values from column `c` on of a key (or, with `part` 0, a query) of one token; zeros beyond the head and beyond the tokens.
 fn key4(token: u32, part: u32, head: u32, c: u32) -> vec4<f32> {
     let key_total = params.key_heads * params.key_dim;
