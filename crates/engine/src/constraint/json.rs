@@ -34,23 +34,5 @@ pub(crate) fn with_options(schema: &Json, unsupported: Unsupported) -> Result<Js
         "lenient": lenient,
     });
     object.insert("x-guidance".into(), options);
-    let mut schema = Json::Object(object);
-    name_empty_patterns(&mut schema);
-    Ok(schema)
-}
-
-/// The empty pattern fits every name; llguidance takes it to fit the empty one.
-fn name_empty_patterns(schema: &mut Json) {
-    match schema {
-        Json::Array(items) => items.iter_mut().for_each(name_empty_patterns),
-        Json::Object(object) => {
-            if let Some(Json::Object(patterns)) = object.get_mut("patternProperties")
-                && let Some(any) = patterns.remove("")
-            {
-                patterns.insert(".*".into(), any);
-            }
-            object.values_mut().for_each(name_empty_patterns);
-        }
-        _ => {}
-    }
+    Ok(Json::Object(object))
 }

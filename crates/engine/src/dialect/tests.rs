@@ -8,7 +8,7 @@ use super::samples::{CALLING, MarksAre, WIDTH, tokenizer, tools};
 use super::*;
 use crate::constraint::conforms::conforms;
 use crate::constraint::fake_model::{FakeModel, Random, allows};
-use crate::{Constraint, Grammars};
+use crate::Grammars;
 
 fn text(text: &str) -> Piece {
     Piece::Text(text.into())
