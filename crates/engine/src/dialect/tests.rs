@@ -6,9 +6,9 @@ use serde_json::json;
 use super::marks::Thoughts;
 use super::samples::{CALLING, MarksAre, WIDTH, tokenizer, tools};
 use super::*;
+use crate::Grammars;
 use crate::constraint::conforms::conforms;
 use crate::constraint::fake_model::{FakeModel, Random, allows};
-use crate::Grammars;
 
 fn text(text: &str) -> Piece {
     Piece::Text(text.into())
