@@ -100,6 +100,7 @@ fn every_operation_has_cases() {
         "mla",
         "kv_truncate",
         "kv_save",
+        "kv_clone",
         "recurrent_clone",
         "recurrent_save",
     ];

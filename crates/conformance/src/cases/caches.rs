@@ -20,6 +20,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         // Before a ring is full, just full, and turned over many times; in long and short steps.
         for (n, chunk) in [(1, 1), (16, 5), (17, 1), (100, 1), (100, 40)] {
             cases.push(save_load(format!("{name}, {n} tokens in steps of {chunk}"), setup, n, chunk));
+            cases.push(clone(format!("{name}, {n} tokens in steps of {chunk}"), setup, n, chunk));
         }
         for (n, keep, chunk) in [(12, 5, 1), (12, 0, 4), (15, 15, 1), (60, 59, 30)] {
             cases.push(truncate(
@@ -78,6 +79,20 @@ fn save_load<B: Backend>(detail: String, setup: Setup, n: usize, chunk: usize) -
         // One token, then a step longer than the window, then one by one.
         let ranges = [n..n + 1, n + 1..n + 30].into_iter().chain((n + 30..n + 40).map(|t| t..t + 1));
         let out = setup.steps(b, &mut loaded, &s, ranges)?;
+        Ok(vec![Output::close("y", out, &setup.expected(&s, n))])
+    })
+}
+
+/// A copy goes its own way, and the original does not notice.
+fn clone<B: Backend>(detail: String, setup: Setup, n: usize, chunk: usize) -> Case<B> {
+    Case::new("kv_clone", detail, BOUND, move |b: &B, rng| {
+        let s = setup.sequence(rng, n + 20);
+        let cache = filled(b, &setup, &s, n, chunk)?;
+        let before = b.kv_save(&cache)?;
+        let mut copy = b.kv_clone(&setup.cache, &cache)?;
+        ensure(b.kv_save(&copy)? == before, "the copy is not what was copied")?;
+        let out = setup.steps(b, &mut copy, &s, [n..n + 1, n + 1..n + 20].into_iter())?;
+        ensure(b.kv_save(&cache)? == before, "the original has changed")?;
         Ok(vec![Output::close("y", out, &setup.expected(&s, n))])
     })
 }
