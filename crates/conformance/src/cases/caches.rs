@@ -91,7 +91,7 @@ fn clone<B: Backend>(detail: String, setup: Setup, n: usize, chunk: usize) -> Ca
         let before = b.kv_save(&cache)?;
         let mut copy = b.kv_clone(&setup.cache, &cache)?;
         ensure(b.kv_save(&copy)? == before, "the copy is not what was copied")?;
-        let out = setup.steps(b, &mut copy, &s, [n..n + 1, n + 1..n + 20].into_iter())?;
+        let out = setup.steps(b, &mut copy, &s, [n..n + 1, n + 1..n + 20])?;
         ensure(b.kv_save(&cache)? == before, "the original has changed")?;
         Ok(vec![Output::close("y", out, &setup.expected(&s, n))])
     })
