@@ -48,6 +48,8 @@ enum Piece {
     Store,
     /// Gates of a Gated DeltaNet.
     Gates,
+    /// A causal convolution's inputs.
+    Conv,
     /// What the recurrence of a Gated DeltaNet takes.
     Delta,
     /// A chunk of its tokens.
@@ -93,9 +95,9 @@ pub(crate) mod kernels {
         ATTENTION_MERGE = "attention_merge", [], 1 => 1, [128];
         COMBINE = "combine", [], 4 => 1, [128];
         COMBINE_NORM = "combine_norm", [Sum, Rms], 4 => 1, [64, 256];
-        CONV = "conv", [], 3 => 1, [128];
-        CONV_STEP = "conv_step", [], 2 => 2, [128];
-        CONV_WINDOW = "conv_window", [], 1 => 1, [128];
+        CONV = "conv", [Conv], 3 => 1, [128];
+        CONV_STEP = "conv_step", [Conv], 2 => 2, [128];
+        CONV_WINDOW = "conv_window", [Conv], 1 => 1, [128];
         EMBED = "embed", [Codes], 3 => 1, [128];
         EXPERT_LISTS = "expert_lists", [], 1 => 2, [64];
         EXPERT_TILES = "expert_tiles", [], 1 => 1, [256];
@@ -229,6 +231,7 @@ impl Variant {
                 Store if self.constant("HALF") == Some(1) => text.push_str(piece!("pieces/store_f16")),
                 Store => text.push_str(piece!("pieces/store_f32")),
                 Gates => text.push_str(piece!("pieces/gates")),
+                Conv => text.push_str(piece!("pieces/conv")),
                 Delta => text.push_str(piece!("pieces/delta")),
                 Chunk => text.push_str(piece!("pieces/chunk")),
                 Order => text.push_str(piece!("pieces/order")),

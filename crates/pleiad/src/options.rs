@@ -86,7 +86,7 @@ pub struct MachineArgs {
     pub cache: Option<CacheChoice>,
 
     /// Tokens of a prompt per step
-    #[arg(long, value_name = "N", default_value_t = DEFAULT_CHUNK, value_parser = parse_chunk, help_heading = "Machine")]
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_CHUNK, value_parser = parse_count, help_heading = "Machine")]
     pub chunk: usize,
 
     /// Whether the machine measures its operations.
@@ -98,7 +98,8 @@ pub struct MachineArgs {
     pub quiet: bool,
 }
 
-fn parse_chunk(text: &str) -> Result<usize, String> {
+/// A whole number above 0.
+pub fn parse_count(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) | Err(_) => Err("expected a whole number above 0".into()),
         Ok(n) => Ok(n),

@@ -96,6 +96,12 @@ impl Metrics {
             ),
             ("pleiad_jobs_failed_total", "counter", "Answers that failed.", stats.failed),
             (
+                "pleiad_jobs_set_aside_total",
+                "counter",
+                "Times that an answer gave way for want of memory.",
+                stats.set_aside,
+            ),
+            (
                 "pleiad_prompt_tokens_total",
                 "counter",
                 "Tokens of prompts that were computed.",

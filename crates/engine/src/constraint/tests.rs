@@ -69,6 +69,8 @@ fn what_is_wrong_is_said_in_words() {
         (schema(json!([1])), "JSON schema", "is an object"),
         (schema(json!(false)), "JSON schema", "is an object"),
         (schema(json!({"type": "strin"})), "JSON schema", "strin"),
+        (schema(json!({"not": {"type": "null"}})), "JSON schema", "not"),
+        (schema(json!({"if": {"type": "null"}, "then": {}})), "JSON schema", "if"),
         (schema(json!({"oneOf": [{"type": "number"}, {"type": "integer"}]})), "JSON schema", "oneOf"),
         (schema(json!({"type": 5})), "JSON schema", "type"),
         (schema(json!({"$ref": "#/$defs/none"})), "JSON schema", "none"),

@@ -1,6 +1,6 @@
 //! One job on its way: the tokens so far, what of them the model has seen, and how the next is chosen.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use backend::{Backend, largest};
 use models::{Logits, RecurrentSnapshot, Request};
@@ -39,7 +39,8 @@ pub(super) struct Answer<B: Backend> {
     before: Option<RecurrentSnapshot<B>>,
     pub reused: usize,
     queued_at: Instant,
-    begun_at: Instant,
+    /// When its first step could come.
+    begun_at: Option<Instant>,
     started_at: Option<Instant>,
 }
 
@@ -59,8 +60,6 @@ impl<B: Backend> Answer<B> {
         let Queued { mut job, mut sampler, since } = queued;
         let tokens = std::mem::take(&mut job.prompt);
         sampler.set_prompt_len(tokens.len());
-        // From here on the prompt's length is what is left of it.
-        job.stable = job.stable.min(tokens.len());
         Self {
             job,
             sampler,
@@ -73,9 +72,19 @@ impl<B: Backend> Answer<B> {
             before: None,
             reused: 0,
             queued_at: since,
-            begun_at: Instant::now(),
+            begun_at: None,
             started_at: None,
         }
+    }
+
+    /// It waits no longer.
+    pub fn begin(&mut self) {
+        self.begun_at.get_or_insert_with(Instant::now);
+    }
+
+    /// Time since then.
+    pub fn age(&self) -> Duration {
+        self.begun_at.map_or(Duration::ZERO, |begun| begun.elapsed())
     }
 
     pub fn tokens(&self) -> &[u32] {
@@ -272,12 +281,10 @@ impl<B: Backend> Answer<B> {
     /// Tells the listener that it is over.
     pub fn finish(&mut self, finish: Finish) {
         let now = Instant::now();
+        let begun = self.begun_at.unwrap_or(now);
         let started = self.started_at.unwrap_or(now);
-        let timing = Timing {
-            queued: self.begun_at - self.queued_at,
-            prompt: started - self.begun_at,
-            decode: now - started,
-        };
+        let timing =
+            Timing { queued: begun - self.queued_at, prompt: started - begun, decode: now - started };
         self.job.listener.update(Update::Finished(finish, timing));
     }
 }

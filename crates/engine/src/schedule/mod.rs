@@ -23,7 +23,7 @@ pub use job::{Job, Listener, Refused, Timing, TokenUpdate, Update};
 
 use crate::engine::Limits;
 use crate::{Engine, Error, Sampler};
-use run::{Command, Loop, Queued};
+use run::{Loop, Queued};
 
 /// Settings of a [`Scheduler`].
 #[derive(Clone, Debug)]
@@ -55,6 +55,8 @@ pub struct Stats {
     pub running: usize,
     /// Jobs done, of every outcome.
     pub finished: u64,
+    /// Time they took since they began, added up.
+    pub busy: Duration,
     /// Of these, jobs whose listener had gone.
     pub cancelled: u64,
     /// Of these, jobs that failed.
@@ -80,7 +82,7 @@ pub struct Stats {
 /// What both sides of the channel see.
 struct Shared {
     /// `None` once the scheduler is ending.
-    commands: Mutex<Option<Sender<Command>>>,
+    jobs: Mutex<Option<Sender<Box<Queued>>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Jobs handed over and not yet begun.
     waiting: AtomicUsize,
@@ -88,7 +90,6 @@ struct Shared {
     limits: Limits,
     slots: usize,
     queue: usize,
-    started: Instant,
 }
 
 /// A running scheduler. Cheap to clone; its thread ends with [`finish`](Self::finish), or when the last clone is dropped.
@@ -105,16 +106,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Scheduler {
     /// Starts the thread that runs the model.
     pub fn start<B: Backend + Send>(engine: Engine<B>, options: SchedulerOptions) -> Result<Self, Error> {
-        let (commands, received) = channel();
+        let (jobs, received) = channel();
         let shared = Arc::new(Shared {
-            commands: Mutex::new(Some(commands)),
+            jobs: Mutex::new(Some(jobs)),
             thread: Mutex::new(None),
             waiting: AtomicUsize::new(0),
             stats: Mutex::default(),
             limits: engine.limits(),
             slots: options.slots.max(1),
             queue: options.queue,
-            started: Instant::now(),
         });
         let weak = Arc::downgrade(&shared);
         let work = move || Loop::new(engine, options, received, weak).run();
@@ -134,7 +134,7 @@ impl Scheduler {
             return Err(Refused::Busy { waiting, retry_after: self.patience(waiting) });
         }
         let queued = Box::new(Queued { job, sampler, since: Instant::now() });
-        let sent = lock(&shared.commands).as_ref().is_some_and(|c| c.send(Command::Take(queued)).is_ok());
+        let sent = lock(&shared.jobs).as_ref().is_some_and(|jobs| jobs.send(queued).is_ok());
         if !sent {
             shared.waiting.fetch_sub(1, Ordering::Relaxed);
             return Err(Refused::Ending);
@@ -144,8 +144,8 @@ impl Scheduler {
 
     /// How long `waiting` jobs will probably take, as far as the past tells.
     fn patience(&self, waiting: usize) -> Duration {
-        let finished = lock(&self.shared.stats).finished.max(1);
-        let each = self.shared.started.elapsed() / u32::try_from(finished).unwrap_or(u32::MAX);
+        let Stats { finished, busy, .. } = *lock(&self.shared.stats);
+        let each = busy / u32::try_from(finished.max(1)).unwrap_or(u32::MAX);
         let rounds = waiting.div_ceil(self.shared.slots) as u32;
         (each * rounds).clamp(Duration::from_secs(1), Duration::from_secs(60))
     }
@@ -163,7 +163,7 @@ impl Scheduler {
 
     /// Takes nothing new, and returns when all jobs are done.
     pub fn finish(&self) {
-        lock(&self.shared.commands).take();
+        lock(&self.shared.jobs).take();
         let thread = lock(&self.shared.thread).take();
         if let Some(thread) = thread {
             // A panic in it has already been reported where it happened.

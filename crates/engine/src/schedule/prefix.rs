@@ -1,5 +1,6 @@
 //! What finished sequences leave for later prompts: their states, as long as there is memory for them.
 
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 
 use backend::Backend;
@@ -15,7 +16,9 @@ const WORTH_SHARING: usize = 8;
 
 /// Sequences that nobody is writing, the least recently used first.
 pub(super) struct Prefixes<B: Backend> {
-    kept: Vec<Sequence<B>>,
+    kept: VecDeque<Sequence<B>>,
+    /// Bytes of their states.
+    bytes: u64,
     /// Sequences of an earlier run, not read yet.
     saved: Vec<(PathBuf, Vec<u32>)>,
     /// Files of earlier runs of this model, read or not.
@@ -33,12 +36,12 @@ impl<B: Backend> Prefixes<B> {
         let saved: Vec<_> =
             paths.filter_map(|path| Some((path.clone(), engine.saved_tokens(&path).ok()?))).collect();
         let files = saved.iter().map(|(path, _)| path.clone()).collect();
-        Self { kept: Vec::new(), saved, files, memory }
+        Self { kept: VecDeque::new(), bytes: 0, saved, files, memory }
     }
 
     /// Bytes of the states.
-    pub fn bytes(&self, engine: &Engine<B>) -> u64 {
-        self.kept.iter().map(|sequence| sequence.bytes(engine)).sum()
+    pub fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// The sequence that has the most in common with `prompt`, brought to a common beginning; an empty one where there is
@@ -66,7 +69,8 @@ impl<B: Backend> Prefixes<B> {
         {
             return Ok(copy);
         }
-        let mut sequence = self.kept.remove(i);
+        let Some(mut sequence) = self.kept.remove(i) else { return engine.sequence() };
+        self.bytes -= sequence.bytes(engine);
         self.rewind(engine, &mut sequence, prompt)?;
         Ok(sequence)
     }
@@ -81,19 +85,23 @@ impl<B: Backend> Prefixes<B> {
         if sequence.tokens().is_empty() {
             return;
         }
-        self.kept.retain(|other| !sequence.tokens().starts_with(other.tokens()));
-        self.kept.push(sequence);
-        let memory = self.memory;
-        self.shrink(engine, memory);
+        self.kept.retain(|other| {
+            let useful = !sequence.tokens().starts_with(other.tokens());
+            self.bytes -= if useful { 0 } else { other.bytes(engine) };
+            useful
+        });
+        self.bytes += sequence.bytes(engine);
+        self.kept.push_back(sequence);
+        self.shrink(engine, self.memory);
     }
 
-    /// Gives up sequences until the rest takes at most `bytes`. Returns whether there was one to give up.
-    pub fn shrink(&mut self, engine: &Engine<B>, bytes: u64) -> bool {
-        let before = self.kept.len();
-        while !self.kept.is_empty() && self.bytes(engine) > bytes {
-            self.kept.remove(0);
+    /// Gives up sequences until the rest takes at most `bytes`.
+    pub fn shrink(&mut self, engine: &Engine<B>, bytes: u64) {
+        while self.bytes > bytes
+            && let Some(oldest) = self.kept.pop_front()
+        {
+            self.bytes -= oldest.bytes(engine);
         }
-        self.kept.len() < before
     }
 
     /// Writes all to `folder`, and removes this model's oldest files there beyond the memory for sequences. What cannot be

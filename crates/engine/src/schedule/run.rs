@@ -22,11 +22,6 @@ pub(super) struct Queued {
     pub since: Instant,
 }
 
-/// What the thread is told.
-pub(super) enum Command {
-    Take(Box<Queued>),
-}
-
 /// How long answers that are being written may wait for other prompts.
 const PATIENCE: Duration = Duration::from_millis(150);
 
@@ -42,7 +37,7 @@ const MARGIN: usize = 256;
 /// The thread's side.
 pub(super) struct Loop<B: Backend> {
     engine: Engine<B>,
-    received: Receiver<Command>,
+    received: Receiver<Box<Queued>>,
     shared: Weak<Shared>,
     slots: usize,
     speculate: bool,
@@ -53,7 +48,7 @@ pub(super) struct Loop<B: Backend> {
     /// Seconds per token of a prompt, as far as known.
     pace: Option<f64>,
     stats: Stats,
-    /// No more commands will come.
+    /// No more jobs will come.
     ending: bool,
 }
 
@@ -61,7 +56,7 @@ impl<B: Backend> Loop<B> {
     pub fn new(
         engine: Engine<B>,
         options: SchedulerOptions,
-        received: Receiver<Command>,
+        received: Receiver<Box<Queued>>,
         shared: Weak<Shared>,
     ) -> Self {
         let memory = options.prefix_memory.min(engine.memory() / 2);
@@ -106,13 +101,13 @@ impl<B: Backend> Loop<B> {
         if idle && !self.ending {
             self.publish();
             match self.received.recv() {
-                Ok(Command::Take(queued)) => self.waiting.push_back(Answer::new(*queued)),
+                Ok(queued) => self.waiting.push_back(Answer::new(*queued)),
                 Err(_) => self.ending = true,
             }
         }
         loop {
             match self.received.try_recv() {
-                Ok(Command::Take(queued)) => self.waiting.push_back(Answer::new(*queued)),
+                Ok(queued) => self.waiting.push_back(Answer::new(*queued)),
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => {
                     self.ending = true;
@@ -124,7 +119,7 @@ impl<B: Backend> Loop<B> {
 
     fn publish(&mut self) {
         self.stats.running = self.running.len();
-        self.stats.prefix_bytes = self.prefixes.bytes(&self.engine);
+        self.stats.prefix_bytes = self.prefixes.bytes();
         if let Some(shared) = self.shared.upgrade() {
             *lock(&shared.stats) = self.stats;
         }
@@ -162,6 +157,7 @@ impl<B: Backend> Loop<B> {
     fn retire(&mut self, i: usize) -> Answer<B> {
         let mut answer = self.running.remove(i);
         self.stats.finished += 1;
+        self.stats.busy += answer.age();
         if let Some(sequence) = answer.sequence.take() {
             self.prefixes.put(&self.engine, sequence);
         }
@@ -190,6 +186,7 @@ impl<B: Backend> Loop<B> {
             }
             self.prefixes.shrink(&self.engine, free);
             let Some(mut answer) = self.waiting.pop_front() else { break };
+            answer.begin();
             self.count_begun();
             match self.prefixes.take(&self.engine, answer.tokens()) {
                 Ok(sequence) => {

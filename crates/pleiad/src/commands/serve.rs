@@ -13,7 +13,7 @@ use server::{Options, ServedModel, Server};
 
 use crate::error::Error;
 use crate::machine::{Machine, wait_for_weights, with_engine};
-use crate::options::{MachineArgs, parse_size};
+use crate::options::{MachineArgs, parse_count, parse_size};
 use crate::source::Source;
 
 /// Arguments of `pleiad serve`.
@@ -82,13 +82,6 @@ pub struct ServeArgs {
 
     #[command(flatten)]
     machine: MachineArgs,
-}
-
-fn parse_count(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) | Err(_) => Err("expected a whole number above 0".into()),
-        Ok(n) => Ok(n),
-    }
 }
 
 pub fn run(mut args: ServeArgs) -> Result<ExitCode, Error> {
@@ -169,15 +162,10 @@ fn serve<B: Machine + Send>(
     };
     let server = Server::bind(args.options(), model)?;
     let address = server.address();
-    if !is_private(address) && args.api_key.is_none() {
+    if !address.ip().is_loopback() && args.api_key.is_none() {
         args.note("[anybody who reaches this machine can use the model: there is no --api-key]");
     }
     args.note(&format!("Chat at http://{address}/, APIs at http://{address}/v1. Ctrl-C ends it."));
     server.run()?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Whether only this machine can connect.
-fn is_private(address: SocketAddr) -> bool {
-    address.ip().is_loopback()
 }
