@@ -29,6 +29,9 @@ pub enum Error {
     /// Memory for weights, caches or activations was refused.
     #[error("out of memory: {0}")]
     OutOfMemory(String),
+    /// Weights could not be read from their file.
+    #[error("cannot read weights: {0}")]
+    Read(String),
     /// The device is missing, was lost or reports a fault.
     #[error("{0}")]
     Device(String),

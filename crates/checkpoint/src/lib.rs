@@ -30,7 +30,7 @@ mod shards;
 mod small_floats;
 mod weight;
 
-pub use bytes::Bytes;
+pub use bytes::{Bytes, MappedFile};
 pub use checkpoint::{Checkpoint, Tensor, read_file};
 pub use config::Config;
 pub use error::{Error, Result};

@@ -138,6 +138,41 @@ impl Plane {
         Some(Plane { pieces, count: planes.len(), step: 0, ..*one })
     }
 
+    /// Stored rows of one matrix, those it shares with a neighbour included.
+    fn stored_rows(&self, matrix: usize) -> Range<usize> {
+        match self.rows {
+            0 => 0..0,
+            rows => self.stored_row(matrix, 0)..self.stored_row(matrix, rows - 1) + 1,
+        }
+    }
+
+    /// What is stored of one matrix, sharing the bytes.
+    ///
+    /// # Panics
+    /// If there is no such matrix.
+    pub(crate) fn piece(&self, matrix: usize) -> Bytes {
+        self.check(matrix, &(0..self.rows));
+        let (bytes, range) = self.place(matrix, self.stored_rows(matrix));
+        bytes.slice(range)
+    }
+
+    /// One matrix as a plane of its own, over a copy of its [`Plane::piece`].
+    ///
+    /// # Panics
+    /// If there is no such matrix, or the copy has another length.
+    pub(crate) fn moved(&self, matrix: usize, piece: Bytes) -> Plane {
+        let stored = self.stored_rows(matrix);
+        assert_eq!(piece.len(), stored.len() * self.row_bytes, "a copy of another length");
+        Plane {
+            pieces: Pieces::One { bytes: piece, stride: 0 },
+            count: 1,
+            // The first row need not be the first of those that share a stored one.
+            first: (self.first + matrix * self.step) % self.shared,
+            step: 0,
+            ..*self
+        }
+    }
+
     /// Bytes of the rows themselves.
     pub(crate) fn stored_bytes(&self) -> u64 {
         let rows = if self.shared == 1 {

@@ -98,19 +98,23 @@ impl Backend for Cpu {
 
     fn matrix(&self, weight: &Weight) -> Result<Matrix> {
         check::matrix(weight)?;
-        Ok(Matrix(weight.clone()))
+        Ok(Matrix(self.resident(weight)?))
     }
 
     fn head_matrices(&self, weight: &Weight, transposed: bool) -> Result<HeadMatrices> {
         if weight.bias.is_some() {
             return Err(Error::Unsupported("head_matrices: biases are not supported".into()));
         }
-        Ok(HeadMatrices { weight: weight.clone(), transposed })
+        Ok(HeadMatrices { weight: self.resident(weight)?, transposed })
     }
 
     fn expert_weights(&self, gate: &Weight, up: &Weight, down: &Weight) -> Result<Experts> {
         check::expert_weights(gate, up, down)?;
-        Ok(Experts { gate: gate.clone(), up: up.clone(), down: down.clone() })
+        let layer = match &self.store {
+            Some(store) => store.add_layer([gate, up, down]).map_err(|e| Error::Read(e.to_string()))?,
+            None => None,
+        };
+        Ok(Experts { gate: gate.clone(), up: up.clone(), down: down.clone(), layer })
     }
 
     fn upload(&self, rows: usize, cols: usize, values: &[f32]) -> Result<Tensor> {
@@ -437,9 +441,12 @@ impl Backend for Cpu {
         let shape = Shape { rows: weights.gate.rows, cols: weights.gate.cols };
         check::experts(x.shape(), routes.tokens(), routes.experts, shape, weights.gate.count)?;
         let Shape { rows, cols } = x.shape();
-        Ok(self.fill(rows, cols, |y| {
-            experts::experts(&self.machine, x.values(), routes, weights, activation, y)
-        }))
+        let (machine, store) = (&self.machine, self.store.as_ref());
+        let mut result = Ok(());
+        let y = self.fill(rows, cols, |y| {
+            result = experts::experts(machine, x.values(), routes, weights, store, activation, y);
+        });
+        result.map(|()| y)
     }
 
     fn combine(&self, h: &Tensor, moe: &Tensor, shared: Shared<'_, Tensor>) -> Result<Tensor> {

@@ -29,6 +29,8 @@ use std::num::NonZero;
 use std::sync::Arc;
 
 use ::backend::{Error, Result};
+use checkpoint::Weight;
+use store::{Store, StoreOptions};
 
 use arena::Arena;
 use pool::Pool;
@@ -55,6 +57,9 @@ pub struct Options {
     pub kernels: Option<Set>,
     /// Whether to measure the time spent in each operation.
     pub profile: bool,
+    /// For models larger than memory: experts are read from disk as they are needed and share so many bytes, and all other
+    /// weights are copied to memory. When absent, weights are used from the mapped file.
+    pub streaming: Option<StoreOptions>,
 }
 
 /// What operations run on: the threads and their instructions.
@@ -70,6 +75,8 @@ pub struct Cpu {
     machine: Machine,
     /// Present when times are wanted.
     profile: Option<Profile>,
+    /// Present when experts are read from disk.
+    store: Option<Store>,
 }
 
 impl Cpu {
@@ -84,7 +91,23 @@ impl Cpu {
             .map_err(|e| Error::Unsupported(format!("cannot start worker threads: {e}")))?;
         let set = options.kernels.unwrap_or_else(Set::best);
         let machine = Machine { pool, set, numerics: options.numerics, arena: Arc::default() };
-        Ok(Self { machine, profile: options.profile.then(Profile::default) })
+        let store = options.streaming.map(Store::new).transpose();
+        let store =
+            store.map_err(|e| Error::Unsupported(format!("cannot start threads that read: {e}")))?;
+        Ok(Self { machine, profile: options.profile.then(Profile::default), store })
+    }
+
+    /// What experts are read with, where they are.
+    pub fn store(&self) -> Option<&Store> {
+        self.store.as_ref()
+    }
+
+    /// A weight where it can be used: in the mapped file, or in memory where the model is larger.
+    fn resident(&self, weight: &Weight) -> Result<Weight> {
+        match &self.store {
+            Some(store) => store.reader().copy(weight).map_err(|e| Error::Read(e.to_string())),
+            None => Ok(weight.clone()),
+        }
     }
 
     /// Threads that compute, the calling one among them.

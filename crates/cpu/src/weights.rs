@@ -1,9 +1,9 @@
-//! Weights: the mapped file itself, with the shape the operations ask for.
+//! Weights: the mapped file itself, or copies of it where the model is larger than memory, with the shape the operations ask for.
 
 use ::backend::{Handle, Shape};
 use checkpoint::Weight;
 
-/// A matrix `[out, in]` in the mapped file.
+/// A matrix `[out, in]`.
 pub struct Matrix(pub(crate) Weight);
 
 impl Handle for Matrix {
@@ -12,7 +12,7 @@ impl Handle for Matrix {
     }
 }
 
-/// One matrix per head in the mapped file.
+/// One matrix per head.
 pub struct HeadMatrices {
     pub(crate) weight: Weight,
     pub(crate) transposed: bool,
@@ -26,9 +26,11 @@ impl HeadMatrices {
     }
 }
 
-/// The experts of one layer in the mapped file.
+/// The experts of one layer.
 pub struct Experts {
     pub(crate) gate: Weight,
     pub(crate) up: Weight,
     pub(crate) down: Weight,
+    /// Their layer in the store that reads them; where they are used from the mapped file, nothing.
+    pub(crate) layer: Option<usize>,
 }

@@ -13,7 +13,7 @@ use crate::{Error, Sampler};
 pub const DEFAULT_CHUNK: usize = 512;
 
 /// Context when neither the user nor the config names one.
-const DEFAULT_CONTEXT: usize = 32_768;
+pub const DEFAULT_CONTEXT: usize = 32_768;
 
 /// Settings of an [`Engine`].
 #[derive(Clone, Debug)]

@@ -21,5 +21,5 @@ pub use error::{Error, Result};
 pub use loader::Loaded;
 pub use model::{FAMILIES, Logits, Model, Request, Summary, weights};
 pub use state::{LayerImage, LayerShape, LayerState, RecurrentSnapshot, State, StateImage};
-pub use traffic::Traffic;
+pub use traffic::{Sizes, Traffic};
 pub use words::counted;

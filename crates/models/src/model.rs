@@ -7,7 +7,7 @@ use checkpoint::Checkpoint;
 
 use crate::loader::Loaded;
 use crate::state::{LayerShape, State, StateImage};
-use crate::traffic::Traffic;
+use crate::traffic::{Sizes, Traffic};
 use crate::{Error, Result, deepseek_v3, gemma4, qwen3, qwen3_5};
 
 /// The values of `model_type` that [`Model::load`] takes.
@@ -97,6 +97,7 @@ pub struct Model<B: Backend> {
     network: Box<dyn Network<B>>,
     summary: Summary,
     traffic: Traffic,
+    sizes: Sizes,
     identity: String,
 }
 
@@ -104,8 +105,8 @@ impl<B: Backend> Model<B> {
     /// Builds the network that the checkpoint's config declares.
     pub fn load(checkpoint: &Checkpoint, backend: B) -> Result<Self> {
         let ((network, summary), weights) = build(checkpoint, &backend)?;
-        let traffic = Traffic::of(&weights);
-        Ok(Self { backend, network, summary, traffic, identity: checkpoint.identity() })
+        let (traffic, sizes) = (Traffic::of(&weights), Sizes::of(&weights));
+        Ok(Self { backend, network, summary, traffic, sizes, identity: checkpoint.identity() })
     }
 
     /// The machine it runs on.
@@ -121,6 +122,11 @@ impl<B: Backend> Model<B> {
     /// What one decoded token reads of the weights.
     pub fn traffic(&self) -> Traffic {
         self.traffic
+    }
+
+    /// What its weights take.
+    pub fn sizes(&self) -> Sizes {
+        self.sizes
     }
 
     /// The checkpoint's [identity](Checkpoint::identity).

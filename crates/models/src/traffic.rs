@@ -1,4 +1,6 @@
-//! What decoding has to read.
+//! What weights take: to read for a token, and to keep.
+
+use std::collections::BTreeMap;
 
 use checkpoint::Weight;
 
@@ -45,6 +47,38 @@ impl Traffic {
             };
         }
         traffic
+    }
+}
+
+/// Bytes of all weights, as stored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Sizes {
+    /// Routed experts.
+    pub experts: u64,
+    /// The largest expert.
+    pub expert: u64,
+    /// Everything else.
+    pub others: u64,
+}
+
+impl Sizes {
+    /// Adds up all weights of a model, under mlx-lm's names.
+    pub(crate) fn of(weights: &[(String, Loaded)]) -> Self {
+        let mut sizes = Self::default();
+        // Of each of the matrices that an expert has, the largest.
+        let mut parts = BTreeMap::<&str, u64>::new();
+        for (path, loaded) in weights {
+            match loaded {
+                Loaded::Stack { weight, .. } => {
+                    sizes.experts += share(weight, 1, 1);
+                    let part = parts.entry(leaf(path)).or_default();
+                    *part = share(weight, 1, weight.count).max(*part);
+                }
+                Loaded::Matrix(weight) | Loaded::Heads { weight, .. } => sizes.others += share(weight, 1, 1),
+                Loaded::Values { values, .. } => sizes.others += 4 * values.len() as u64,
+            }
+        }
+        Self { expert: parts.values().sum(), ..sizes }
     }
 }
 
@@ -97,6 +131,8 @@ mod tests {
             Traffic { attention: 2 * (20 + 12), experts: 2 * 2 * 12, dense: 2 * 32 + 2 * 6 + 16, head: 80 };
         assert_eq!(Traffic::of(&weights), tied);
         assert_eq!(tied.total(), 64 + 48 + 92 + 80);
+        let sizes = Sizes { experts: 2 * 96, expert: 2 * 12, others: 80 + 40 + 24 + 64 + 1200 + 16 };
+        assert_eq!(Sizes::of(&weights), sizes);
         weights.push(matrix("language_model.lm_head", 10, 4));
         assert_eq!(Traffic::of(&weights), Traffic { head: 80 + 8, ..tied });
     }

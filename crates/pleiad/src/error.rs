@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use crate::machine::NoRoom;
+use crate::plan::TooSmall;
 use crate::{hub, quantize, synth};
 
 /// Any error of the program.
@@ -29,6 +30,9 @@ pub enum Error {
     /// A model that a GPU cannot hold.
     #[error("{0}; take --backend cpu, or a model of fewer bits")]
     NoRoom(#[from] NoRoom),
+    /// A budget in which a model cannot run at all.
+    #[error("{0}; take a larger --memory, a shorter --context, or a model of fewer bits")]
+    TooSmall(#[from] TooSmall),
     /// Arguments that do not go together.
     #[error("{0}")]
     Usage(String),

@@ -9,13 +9,15 @@ use std::time::Duration;
 use backend::Backend;
 use checkpoint::Checkpoint;
 use cpu::{Cpu, Numerics};
-use engine::{Engine, EngineOptions, bytes};
+use engine::{DEFAULT_CONTEXT, Engine, EngineOptions, bytes};
 #[cfg(feature = "gpu")]
 use gpu::Gpu;
-use models::Model;
+use models::{Model, counted};
+use store::StoreOptions;
 
 use crate::error::Error;
 use crate::options::{BackendChoice, MachineArgs, NumericsChoice};
+use crate::plan::{self, Plan};
 use crate::progress::Progress;
 use crate::{gpus, terminal};
 
@@ -148,13 +150,19 @@ impl MachineArgs {
         }
     }
 
-    fn cpu(&self) -> Result<Cpu, Error> {
+    /// The CPU; with `plan`, for a model larger than memory.
+    fn cpu(&self, plan: Option<&Plan>) -> Result<Cpu, Error> {
         let numerics = match self.numerics {
             NumericsChoice::Fast => Numerics::Fast,
             NumericsChoice::Exact => Numerics::Exact,
         };
-        let threads = self.threads.map(usize::from);
-        Ok(Cpu::new(cpu::Options { threads, numerics, kernels: self.kernels, profile: self.profile })?)
+        Ok(Cpu::new(cpu::Options {
+            threads: self.threads.map(usize::from),
+            numerics,
+            kernels: self.kernels,
+            profile: self.profile,
+            streaming: plan.map(|plan| StoreOptions::new(plan.experts)),
+        })?)
     }
 
     /// The CPU after all. Where there is a GPU, the user hears why it is not that.
@@ -166,13 +174,13 @@ impl MachineArgs {
                 why => eprintln!("[on the CPU: {why}]"),
             }
         }
-        self.cpu()
+        self.cpu(None)
     }
 
     /// Opens the machine for a model with so many bytes of weights.
     pub fn machine(&self, weights: u64) -> Result<AnyMachine, Error> {
         match self.place(weights)? {
-            Place::Cpu => Ok(AnyMachine::Cpu(self.cpu()?)),
+            Place::Cpu => Ok(AnyMachine::Cpu(self.cpu(None)?)),
             Place::Gpu => gpus::open(self, weights),
             Place::GpuIfPossible => {
                 gpus::open(self, weights).or_else(|why| Ok(AnyMachine::Cpu(self.cpu_instead(&why)?)))
@@ -180,19 +188,47 @@ impl MachineArgs {
         }
     }
 
-    fn options(&self, cache_memory: Option<u64>, weights: u64) -> EngineOptions {
+    fn options(&self, cache_memory: Option<u64>) -> EngineOptions {
         EngineOptions {
             cache: self.cache_float(),
             chunk: self.chunk,
             context: self.context.map(|n| n as usize),
-            cache_memory: self.memory.map(|budget| budget.saturating_sub(weights)).or(cache_memory),
+            cache_memory,
         }
     }
 
+    /// Bytes that caches may take on a machine that holds all weights.
+    fn cache_memory(&self, weights: u64, machine: &impl Machine) -> Option<u64> {
+        self.memory.map(|budget| budget.saturating_sub(weights)).or_else(|| machine.cache_memory(weights))
+    }
+
     fn load<B: Machine>(&self, checkpoint: &Checkpoint, machine: B) -> Result<Engine<B>, Error> {
-        let weights = checkpoint.total_bytes();
-        let options = self.options(machine.cache_memory(weights), weights);
+        let options = self.options(self.cache_memory(checkpoint.total_bytes(), &machine));
         Ok(Engine::new(Model::load(checkpoint, machine)?, &options)?)
+    }
+
+    /// How the model is spread on the CPU, if it is larger than memory.
+    pub fn plan(&self, checkpoint: &Checkpoint, cpu: &Cpu) -> Result<Option<Plan>, Error> {
+        let Some(budget) = self.memory.or_else(|| cpu.free_memory().map(plan::usable)) else { return Ok(None) };
+        if budget / 2 > checkpoint.total_bytes() {
+            return Ok(None);
+        }
+        // Only to be measured: nothing of it is read.
+        let model = Model::load(checkpoint, Cpu::new(cpu::Options { threads: Some(1), ..Default::default() })?)?;
+        let context = self.context.map(|n| n as usize).or(model.summary().context).unwrap_or(DEFAULT_CONTEXT);
+        let caches = model.layer_shapes(self.cache_float()).iter().map(|shape| shape.bytes(context, self.chunk)).sum();
+        Ok(Plan::new(budget, model.sizes(), caches, self.context.is_some())?)
+    }
+
+    fn load_cpu(&self, checkpoint: &Checkpoint, cpu: Cpu) -> Result<Engine<Cpu>, Error> {
+        let Some(plan) = self.plan(checkpoint, &cpu)? else { return self.load(checkpoint, cpu) };
+        drop(cpu);
+        let model = Model::load(checkpoint, self.cpu(Some(&plan))?)?;
+        let engine = Engine::new(model, &self.options(Some(plan.caches)))?;
+        if !self.quiet {
+            eprintln!("[{plan}, for a context of {}]", counted(engine.context(), "token"));
+        }
+        Ok(engine)
     }
 
     /// Builds the model of an opened folder on the machine that suits it, and checks that the context fits. Weights may
@@ -200,13 +236,13 @@ impl MachineArgs {
     pub fn engine(&self, checkpoint: &Checkpoint) -> Result<AnyEngine, Error> {
         let weights = checkpoint.total_bytes();
         match self.machine(weights)? {
-            AnyMachine::Cpu(cpu) => Ok(AnyEngine::Cpu(self.load(checkpoint, cpu)?)),
+            AnyMachine::Cpu(cpu) => Ok(AnyEngine::Cpu(self.load_cpu(checkpoint, cpu)?)),
             #[cfg(feature = "gpu")]
             AnyMachine::Gpu(gpu) => match self.load(checkpoint, gpu) {
                 Err(why)
                     if why.is_of_the_machine() && matches!(self.place(weights)?, Place::GpuIfPossible) =>
                 {
-                    Ok(AnyEngine::Cpu(self.load(checkpoint, self.cpu_instead(&why)?)?))
+                    Ok(AnyEngine::Cpu(self.load_cpu(checkpoint, self.cpu_instead(&why)?)?))
                 }
                 engine => Ok(AnyEngine::Gpu(engine?)),
             },
@@ -218,12 +254,15 @@ impl MachineArgs {
     pub fn outline(&self, checkpoint: &Checkpoint, machine: &AnyMachine) -> Result<Engine<Cpu>, Error> {
         let weights = checkpoint.total_bytes();
         let cache_memory = match machine {
-            AnyMachine::Cpu(cpu) => cpu.cache_memory(weights),
+            AnyMachine::Cpu(cpu) => match self.plan(checkpoint, cpu)? {
+                Some(plan) => Some(plan.caches),
+                None => self.cache_memory(weights, cpu),
+            },
             #[cfg(feature = "gpu")]
-            AnyMachine::Gpu(gpu) => gpu.cache_memory(weights),
+            AnyMachine::Gpu(gpu) => self.cache_memory(weights, gpu),
         };
         let cpu = Cpu::new(cpu::Options { threads: Some(1), ..cpu::Options::default() })?;
-        Ok(Engine::new(Model::load(checkpoint, cpu)?, &self.options(cache_memory, weights))?)
+        Ok(Engine::new(Model::load(checkpoint, cpu)?, &self.options(cache_memory))?)
     }
 }
 

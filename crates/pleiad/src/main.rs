@@ -8,6 +8,7 @@ mod hub;
 mod machine;
 mod model_box;
 mod options;
+mod plan;
 mod progress;
 mod quantize;
 mod source;

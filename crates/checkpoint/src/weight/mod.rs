@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::{Float, Plane};
+use crate::{Bytes, Float, Plane};
 
 mod build;
 mod decode;
@@ -133,7 +133,7 @@ impl Weight {
     ///
     /// # Panics
     /// If they differ, or are stacks themselves.
-    pub(crate) fn stacked(matrices: &[Weight]) -> Option<Weight> {
+    pub fn stacked(matrices: &[Weight]) -> Option<Weight> {
         let one = matrices.first()?;
         let same = |w: &Weight| {
             (w.count, w.rows, w.cols, w.format) == (1, one.rows, one.cols, one.format)
@@ -164,6 +164,37 @@ impl Weight {
         })
     }
 
+    fn planes(&self) -> impl Iterator<Item = &Plane> {
+        [Some(&self.data), self.scales.as_ref(), self.biases.as_ref()].into_iter().flatten()
+    }
+
+    /// What is stored of one matrix, sharing the bytes: its codes or values, then scales and biases where it has them.
+    ///
+    /// # Panics
+    /// If there is no such matrix.
+    pub fn pieces(&self, matrix: usize) -> Vec<Bytes> {
+        self.planes().map(|plane| plane.piece(matrix)).collect()
+    }
+
+    /// One matrix as a weight of its own, over copies of its [pieces](Weight::pieces).
+    ///
+    /// # Panics
+    /// If there is no such matrix, or the copies are fewer or of other lengths.
+    pub fn moved(&self, matrix: usize, pieces: impl IntoIterator<Item = Bytes>) -> Weight {
+        let mut pieces = pieces.into_iter();
+        let mut part = |plane: &Plane| plane.moved(matrix, pieces.next().expect("a copy of every piece"));
+        Weight {
+            name: self.name.clone(),
+            count: 1,
+            data: part(&self.data),
+            scales: self.scales.as_ref().map(&mut part),
+            biases: self.biases.as_ref().map(&mut part),
+            global_scale: self.global_scale.as_ref().map(|scales| vec![scales[matrix]]),
+            bias: self.bias.as_ref().map(|bias| bias[matrix * self.rows..][..self.rows].to_vec()),
+            ..*self
+        }
+    }
+
     /// Says that these rows will not be read again soon: a reader of a whole model, row by row, need not keep it in
     /// memory. Reading them again stays possible.
     ///
@@ -175,8 +206,7 @@ impl Weight {
 
     /// Bytes the rows occupy in the file: codes, scales and biases. The linear layer's bias is not counted.
     pub fn stored_bytes(&self) -> u64 {
-        let planes = [Some(&self.data), self.scales.as_ref(), self.biases.as_ref()];
-        planes.into_iter().flatten().map(Plane::stored_bytes).sum()
+        self.planes().map(Plane::stored_bytes).sum()
     }
 }
 

@@ -186,6 +186,11 @@ pub fn run(args: &InspectArgs) -> Result<ExitCode, Error> {
     describe_weights(&checkpoint, &mut table)?;
     describe_unused(&unused, &mut table);
     describe_running(&engine, &machine, &mut table);
+    if let AnyMachine::Cpu(cpu) = &machine
+        && let Some(plan) = args.model.machine.plan(&checkpoint, cpu)?
+    {
+        table.row("plan", plan.to_string());
+    }
     describe_gpus(&mut table);
     table.print()?;
     Ok(ExitCode::SUCCESS)

@@ -1,0 +1,134 @@
+//! Weights, read from their files into memory.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use checkpoint::{Bytes, MappedFile, Weight};
+
+use crate::disk::{Disk, Files, Source};
+use crate::memory::{ALIGN, Block, slots};
+use crate::{Error, Result};
+
+/// Bytes that one thread reads at a time of a large weight.
+const PART: usize = 2 << 20;
+
+/// What is to be read for one piece of a weight.
+pub(crate) struct Piece {
+    source: Arc<dyn Source>,
+    file: Arc<MappedFile>,
+    /// Whole pages of the file.
+    start: u64,
+    /// Of the first byte behind those.
+    skip: usize,
+    len: usize,
+}
+
+impl Piece {
+    /// Bytes that a block must have for it.
+    pub fn room(&self) -> usize {
+        (self.skip + self.len).next_multiple_of(ALIGN)
+    }
+
+    /// Reads it into its block.
+    pub fn read(&self, block: &mut [u8]) -> Result<()> {
+        self.read_part(0, block)
+    }
+
+    /// Reads what belongs at `offset`, whole pages, of its block.
+    fn read_part(&self, offset: usize, part: &mut [u8]) -> Result<()> {
+        let needed = (self.skip + self.len).saturating_sub(offset).min(part.len());
+        let result = self.source.read(self.start + offset as u64, part, needed);
+        result.map_err(|error| failed(&self.file, &error))
+    }
+
+    /// The bytes of the weight in the block that has been read.
+    pub fn bytes(&self, block: Block) -> Bytes {
+        Bytes::from_owner(block).slice(self.skip..self.skip + self.len)
+    }
+}
+
+fn failed(file: &MappedFile, error: &std::io::Error) -> Error {
+    let problem = match error.kind() {
+        std::io::ErrorKind::UnexpectedEof => "the file has been cut short".into(),
+        _ => error.to_string(),
+    };
+    Error::Read { file: file.path.display().to_string(), problem }
+}
+
+/// Opens files once, and copies weights from them.
+pub struct Reader {
+    disk: Box<dyn Disk>,
+    open: Mutex<HashMap<PathBuf, Arc<dyn Source>>>,
+    threads: usize,
+}
+
+impl Reader {
+    /// Reads with so many threads at once.
+    pub fn new(threads: usize) -> Self {
+        Self::with_disk(threads, Box::new(Files))
+    }
+
+    /// The same from another disk, for tests.
+    pub fn with_disk(threads: usize, disk: Box<dyn Disk>) -> Self {
+        Self { disk, open: Mutex::default(), threads: threads.max(1) }
+    }
+
+    /// What is to be read of one matrix; `None` if it is in memory already.
+    pub(crate) fn pieces(&self, weight: &Weight, matrix: usize) -> Result<Option<Vec<Piece>>> {
+        let piece = |bytes: Bytes| {
+            let Some((file, range)) = bytes.place() else { return Ok(None) };
+            let skip = (range.start % ALIGN as u64) as usize;
+            let start = range.start - skip as u64;
+            Ok(Some(Piece { source: self.source(file)?, file: file.clone(), start, skip, len: bytes.len() }))
+        };
+        weight.pieces(matrix).into_iter().map(piece).collect()
+    }
+
+    fn source(&self, file: &Arc<MappedFile>) -> Result<Arc<dyn Source>> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(source) = open.get(&file.path) {
+            return Ok(source.clone());
+        }
+        let source = self.disk.open(file).map_err(|error| failed(file, &error))?;
+        open.insert(file.path.clone(), source.clone());
+        Ok(source)
+    }
+
+    /// A weight with its bytes in memory; where they are there already, as it is.
+    pub fn copy(&self, weight: &Weight) -> Result<Weight> {
+        let mut copies = Vec::new();
+        for matrix in 0..weight.count {
+            let Some(pieces) = self.pieces(weight, matrix)? else { return Ok(weight.clone()) };
+            copies.push(weight.moved(matrix, self.read_all(&pieces)?));
+        }
+        let stacked = Weight::stacked(&copies).unwrap_or_else(|| weight.clone());
+        Ok(Weight { name: weight.name.clone(), ..stacked })
+    }
+
+    fn read_all(&self, pieces: &[Piece]) -> Result<Vec<Bytes>> {
+        let Some(slot) = slots(1, pieces.iter().map(Piece::room).sum())?.pop() else { return Ok(Vec::new()) };
+        let (_, mut blocks) = slot.cut(pieces.iter().map(Piece::room));
+        let parts = pieces.iter().zip(&mut blocks).flat_map(|(piece, block)| {
+            block.chunks_mut(PART).enumerate().map(move |(i, part)| (piece, i * PART, part))
+        });
+        let parts = Mutex::new(parts);
+        let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let work = || -> Result<()> {
+            while let Some((piece, offset, part)) = next() {
+                piece.read_part(offset, part)?;
+            }
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (1..self.threads).map(|_| scope.spawn(work)).collect();
+            let mine = work();
+            let others = threads.into_iter().map(|thread| match thread.join() {
+                Ok(result) => result,
+                Err(cause) => std::panic::resume_unwind(cause),
+            });
+            others.fold(mine, Result::and)
+        })?;
+        Ok(pieces.iter().zip(blocks).map(|(piece, block)| piece.bytes(block)).collect())
+    }
+}
