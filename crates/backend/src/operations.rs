@@ -304,6 +304,15 @@ pub trait Backend: Sized + 'static {
         activation: Activation,
     ) -> Result<Self::Tensor>;
 
+    /// Whether experts are read from elsewhere as they are needed, so that it helps to know of them in advance.
+    fn reads_experts(&self) -> bool {
+        false
+    }
+
+    /// Says that `experts` will be called with these routes, or, where they are a guess, with routes like these: what is missing can
+    /// begin to be read. Changes no result.
+    fn expect_experts(&self, _routes: &Self::Routes, _weights: &Self::Experts, _guess: bool) {}
+
     /// `y[t] = h[t] + moe[t]`, plus the shared expert: `sigmoid(gate[t]) * shared[t]`, or `shared[t]` as it is.
     fn combine(
         &self,

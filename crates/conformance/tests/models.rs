@@ -7,6 +7,7 @@ use conformance::models::{
 };
 use cpu::{Cpu, Numerics, Options};
 use models::{LayerImage, LayerShape, Model, State};
+use store::{Store, StoreOptions};
 
 fn cpu(threads: usize) -> Cpu {
     Cpu::new(Options { threads: Some(threads), numerics: Numerics::Exact, ..Options::default() }).unwrap()
@@ -65,6 +66,30 @@ fn fast_numerics_stay_close() {
             let error = relative_error(&a, &fixture.logits);
             println!("{:24} chunks of {chunk}: {error:.1e}", fixture.name);
             assert!(error < 2e-2, "{} in chunks of {chunk}: relative error {error:.1e}", fixture.name);
+        }
+    });
+}
+
+/// A model larger than memory gives the same bits as one in memory, however few of its experts fit.
+#[test]
+fn experts_from_disk_do_not_matter() {
+    each(|fixture, _| {
+        for numerics in [Numerics::Exact, Numerics::Fast] {
+            let with = |memory: Option<u64>| {
+                let streaming = memory.map(StoreOptions::new);
+                let options = Options { threads: Some(2), numerics, streaming, ..Options::default() };
+                Model::load(&fixture.checkpoint, Cpu::new(options).unwrap()).unwrap()
+            };
+            let model = with(None);
+            let expert = model.sizes().expert;
+            for (chunk, memory) in [(1, 0), (1, 6 * expert), (64, 3 * expert), (5, u64::MAX >> 24)] {
+                let (expected, memory) =
+                    (fresh_logits(&model, CacheFloat::F16, &fixture.ids, chunk), with(Some(memory)));
+                let found = fresh_logits(&memory, CacheFloat::F16, &fixture.ids, chunk);
+                assert!(expected == found, "{} in chunks of {chunk}", fixture.name);
+                let stats = memory.backend().store().map(Store::take_stats);
+                assert_eq!(stats.is_some_and(|stats| stats.misses > 0), expert > 0, "{}", fixture.name);
+            }
         }
     });
 }

@@ -87,9 +87,7 @@ impl Backend for Cpu {
     }
 
     fn free_memory(&self) -> Option<u64> {
-        let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-        let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-        Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+        crate::memory::free()
     }
 
     fn take_profile(&self) -> Vec<OperationTime> {
@@ -447,6 +445,16 @@ impl Backend for Cpu {
             result = experts::experts(machine, x.values(), routes, weights, store, activation, y);
         });
         result.map(|()| y)
+    }
+
+    fn reads_experts(&self) -> bool {
+        self.store.is_some()
+    }
+
+    fn expect_experts(&self, routes: &Routes, weights: &Experts, guess: bool) {
+        if let (Some(store), Some(layer)) = (&self.store, weights.layer) {
+            store.expect(layer, routes.ids.iter().map(|expert| *expert as usize), guess);
+        }
     }
 
     fn combine(&self, h: &Tensor, moe: &Tensor, shared: Shared<'_, Tensor>) -> Result<Tensor> {

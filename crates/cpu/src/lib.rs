@@ -9,6 +9,7 @@ mod arena;
 mod backend;
 mod cache;
 mod kernels;
+mod memory;
 mod ops;
 mod pool;
 mod profile;
@@ -92,8 +93,7 @@ impl Cpu {
         let set = options.kernels.unwrap_or_else(Set::best);
         let machine = Machine { pool, set, numerics: options.numerics, arena: Arc::default() };
         let store = options.streaming.map(Store::new).transpose();
-        let store =
-            store.map_err(|e| Error::Unsupported(format!("cannot start threads that read: {e}")))?;
+        let store = store.map_err(|e| Error::Unsupported(format!("cannot start threads that read: {e}")))?;
         Ok(Self { machine, profile: options.profile.then(Profile::default), store })
     }
 

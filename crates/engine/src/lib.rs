@@ -18,7 +18,9 @@ mod tokenizer;
 
 pub use constraint::{Constraint, Grammar, Grammars};
 pub use dialect::{Dialect, Piece, Reader, ToolChoice};
-pub use engine::{DEFAULT_CHUNK, DEFAULT_CONTEXT, Engine, EngineOptions, Event, Finish, Flow, Generated, Task};
+pub use engine::{
+    DEFAULT_CHUNK, DEFAULT_CONTEXT, Engine, EngineOptions, Event, Finish, Flow, Generated, Task,
+};
 pub use error::{Error, bytes};
 pub use sampling::{Sampled, Sampler, SamplingParams, top_logprobs};
 pub use schedule::{Job, Listener, Refused, Scheduler, SchedulerOptions, Stats, Timing, TokenUpdate, Update};

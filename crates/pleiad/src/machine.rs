@@ -13,7 +13,7 @@ use engine::{DEFAULT_CONTEXT, Engine, EngineOptions, bytes};
 #[cfg(feature = "gpu")]
 use gpu::Gpu;
 use models::{Model, counted};
-use store::StoreOptions;
+use store::{Store, StoreOptions};
 
 use crate::error::Error;
 use crate::options::{BackendChoice, MachineArgs, NumericsChoice};
@@ -40,6 +40,11 @@ pub trait Machine: Backend {
 
     /// Bytes of weights that have arrived, and of all.
     fn upload_progress(&self) -> (u64, u64);
+
+    /// What experts are read with, where they are read as they are needed.
+    fn store(&self) -> Option<&Store> {
+        None
+    }
 }
 
 impl Machine for Cpu {
@@ -62,6 +67,10 @@ impl Machine for Cpu {
 
     fn upload_progress(&self) -> (u64, u64) {
         (0, 0)
+    }
+
+    fn store(&self) -> Option<&Store> {
+        self.store()
     }
 }
 
@@ -209,14 +218,18 @@ impl MachineArgs {
 
     /// How the model is spread on the CPU, if it is larger than memory.
     pub fn plan(&self, checkpoint: &Checkpoint, cpu: &Cpu) -> Result<Option<Plan>, Error> {
-        let Some(budget) = self.memory.or_else(|| cpu.free_memory().map(plan::usable)) else { return Ok(None) };
+        let Some(budget) = self.memory.or_else(|| cpu.free_memory().map(plan::usable)) else {
+            return Ok(None);
+        };
         if budget / 2 > checkpoint.total_bytes() {
             return Ok(None);
         }
         // Only to be measured: nothing of it is read.
-        let model = Model::load(checkpoint, Cpu::new(cpu::Options { threads: Some(1), ..Default::default() })?)?;
+        let model =
+            Model::load(checkpoint, Cpu::new(cpu::Options { threads: Some(1), ..Default::default() })?)?;
         let context = self.context.map(|n| n as usize).or(model.summary().context).unwrap_or(DEFAULT_CONTEXT);
-        let caches = model.layer_shapes(self.cache_float()).iter().map(|shape| shape.bytes(context, self.chunk)).sum();
+        let caches =
+            model.layer_shapes(self.cache_float()).iter().map(|shape| shape.bytes(context, self.chunk)).sum();
         Ok(Plan::new(budget, model.sizes(), caches, self.context.is_some())?)
     }
 

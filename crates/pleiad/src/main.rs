@@ -12,6 +12,7 @@ mod plan;
 mod progress;
 mod quantize;
 mod source;
+mod streamed;
 mod synth;
 mod talk;
 mod terminal;

@@ -16,6 +16,7 @@ mod memory;
 mod pass;
 mod reader;
 mod state;
+mod store;
 #[cfg(test)]
 mod tests;
 
@@ -23,7 +24,8 @@ pub use disk::{Disk, Source};
 pub use frequencies::Frequencies;
 pub use pass::Pass;
 pub use reader::Reader;
-pub use state::{Expert, Stats, Store, StoreOptions};
+pub use state::Expert;
+pub use store::{Stats, Store, StoreOptions};
 
 /// Why an expert is not there.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

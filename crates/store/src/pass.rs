@@ -3,7 +3,8 @@
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
-use crate::state::{Entry, Expert, Need, Shared};
+use crate::state::{Entry, Expert, Need};
+use crate::store::Shared;
 use crate::{Error, Result};
 
 /// Most experts that are handed out at once, so that reading ahead finds slots.
@@ -26,7 +27,7 @@ impl<'a> Pass<'a> {
         let experts: Vec<usize> = uses.iter().map(|(expert, _)| *expert).collect();
         assert!(experts.is_sorted_by(|a, b| a < b), "experts in ascending order, each once");
         let mut state = shared.lock();
-        state.frequencies.count(layer, tokens as u64, uses.iter().copied());
+        state.frequencies.count(layer, tokens, uses.iter().copied());
         state.layer = layer;
         state.needed.clear();
         state.missing.clear();
@@ -34,12 +35,20 @@ impl<'a> Pass<'a> {
             // What failed before is tried again.
             state.failures.remove(&(layer, expert));
             state.needed.insert(Need { ahead: false, expert });
-            if state.entries.contains_key(&(layer, expert)) {
-                state.stats.hits += 1;
-            } else {
+            let key = (layer, expert);
+            let is_new = state.unused.remove(&key);
+            if is_new || !state.entries.contains_key(&key) {
                 state.stats.misses += 1;
+            } else {
+                state.stats.hits += 1;
+            }
+            if !state.entries.contains_key(&key) {
                 state.missing.insert(Need { ahead: false, expert });
             }
+        }
+        let guessed = std::mem::take(&mut state.guessed);
+        if !guessed.is_empty() {
+            state.settle(&guessed);
         }
         let uses: usize = uses.iter().map(|(_, count)| count).sum();
         if layer + 1 < state.layers() && uses >= DENSE * state.experts(layer + 1) {
@@ -55,10 +64,10 @@ impl<'a> Pass<'a> {
         Self { shared, layer, experts, done: 0 }
     }
 
-    /// The next experts that are here, with their numbers, at least one; waits for it if it is not. `None` at the end. What was
-    /// handed out before should be dropped by then: its slots may be needed.
-    pub fn next(&mut self) -> Result<Option<Vec<(usize, Arc<Expert>)>>> {
-        let Some(&first) = self.experts.get(self.done) else { return Ok(None) };
+    /// The next experts that are here, at least one; waits for it if it is not. None at the end. What was handed out before should
+    /// be dropped by then: its slots may be needed.
+    pub fn wait(&mut self) -> Result<Vec<Arc<Expert>>> {
+        let Some(&first) = self.experts.get(self.done) else { return Ok(Vec::new()) };
         let key = (self.layer, first);
         let mut state = self.shared.lock();
         self.shared.fill(&mut state);
@@ -80,11 +89,12 @@ impl<'a> Pass<'a> {
         let mut here = Vec::new();
         for &expert in self.experts[self.done..].iter().take(MOST) {
             let Some(Entry::Here(found)) = state.entries.get(&(self.layer, expert)) else { break };
-            here.push((expert, found.clone()));
+            here.push(found.clone());
             state.needed.remove(&Need { ahead: false, expert });
+            state.unused.remove(&(self.layer, expert));
         }
         self.done += here.len();
-        Ok(Some(here))
+        Ok(here)
     }
 }
 
@@ -98,4 +108,3 @@ impl Drop for Pass<'_> {
         }
     }
 }
-

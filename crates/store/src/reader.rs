@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use checkpoint::{Bytes, MappedFile, Weight};
 
@@ -106,6 +107,31 @@ impl Reader {
         Ok(Weight { name: weight.name.clone(), ..stacked })
     }
 
+    /// Bytes per second of random reads of [`PART`] bytes in the file of a piece.
+    pub(crate) fn speed(&self, piece: &Piece, threads: usize, time: Duration) -> Result<f64> {
+        let parts = (piece.file.len / PART as u64).max(1);
+        let begun = Instant::now();
+        let read = |thread: usize| -> Result<u64> {
+            let mut random = thread as u64;
+            let mut slots = slots(1, PART)?;
+            let Some((_, mut blocks)) = slots.pop().map(|slot| slot.cut([PART])) else { return Ok(0) };
+            let mut bytes = 0;
+            while begun.elapsed() < time {
+                random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                let start = (random >> 32) % parts * PART as u64;
+                let needed = PART.min((piece.file.len - start) as usize);
+                piece
+                    .source
+                    .read(start, &mut blocks[0], needed)
+                    .map_err(|error| failed(&piece.file, &error))?;
+                bytes += needed as u64;
+            }
+            Ok(bytes)
+        };
+        let bytes = in_threads(threads, read).into_iter().sum::<Result<u64>>()?;
+        Ok(bytes as f64 / begun.elapsed().as_secs_f64())
+    }
+
     fn read_all(&self, pieces: &[Piece]) -> Result<Vec<Bytes>> {
         let Some(slot) = slots(1, pieces.iter().map(Piece::room).sum())?.pop() else { return Ok(Vec::new()) };
         let (_, mut blocks) = slot.cut(pieces.iter().map(Piece::room));
@@ -114,21 +140,27 @@ impl Reader {
         });
         let parts = Mutex::new(parts);
         let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
-        let work = || -> Result<()> {
+        let work = |_| -> Result<()> {
             while let Some((piece, offset, part)) = next() {
                 piece.read_part(offset, part)?;
             }
             Ok(())
         };
-        std::thread::scope(|scope| {
-            let threads: Vec<_> = (1..self.threads).map(|_| scope.spawn(work)).collect();
-            let mine = work();
-            let others = threads.into_iter().map(|thread| match thread.join() {
-                Ok(result) => result,
-                Err(cause) => std::panic::resume_unwind(cause),
-            });
-            others.fold(mine, Result::and)
-        })?;
+        in_threads(self.threads, work).into_iter().collect::<Result<()>>()?;
         Ok(pieces.iter().zip(blocks).map(|(piece, block)| piece.bytes(block)).collect())
     }
+}
+
+/// Calls `work` once on each of so many threads, with its number.
+fn in_threads<T: Send>(threads: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let work = &work;
+        let others: Vec<_> = (1..threads).map(|i| scope.spawn(move || work(i))).collect();
+        let mut results = vec![work(0)];
+        results.extend(others.into_iter().map(|thread| match thread.join() {
+            Ok(result) => result,
+            Err(cause) => std::panic::resume_unwind(cause),
+        }));
+        results
+    })
 }

@@ -3,8 +3,8 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use checkpoint::{Dtype, Float, MappedFile, TensorSpec, Weight, read_file, write_file};
@@ -51,8 +51,13 @@ fn run(store: &Store, weights: &[[Weight; 3]], layer: usize, experts: &[usize]) 
     let uses: Vec<_> = experts.iter().map(|e| (*e, 1)).collect();
     let mut pass = store.pass(layer, 1, &uses);
     let mut seen = Vec::new();
-    while let Some(here) = pass.next()? {
-        for (expert, found) in here {
+    loop {
+        let here = pass.wait()?;
+        if here.is_empty() {
+            break;
+        }
+        for found in here {
+            let expert = found.number;
             seen.push(expert);
             for (part, expected) in found.parts.iter().zip(&weights[layer]) {
                 assert_eq!(part.count, 1);
@@ -89,6 +94,29 @@ fn experts_come_in_order_however_few_slots_there_are() {
     }
 }
 
+/// Of all experts.
+fn bytes_of(parts: &[Weight; 3]) -> u64 {
+    parts.iter().map(Weight::stored_bytes).sum()
+}
+
+#[test]
+fn what_is_expected_is_read_in_advance() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_, weights) = model(folder.path(), 2);
+    let store = Store::new(StoreOptions { guesses: 2, ..options(8) }).unwrap();
+    add_all(&store, &weights);
+    store.expect(0, [3, 7, 8], true);
+    run(&store, &weights, 0, &[2, 7]).unwrap();
+    store.expect(1, [], true);
+    store.expect(1, [2, 7, 9], false);
+    run(&store, &weights, 1, &[2, 7, 9]).unwrap();
+    // Another than was expected, even for certain.
+    store.expect(1, [3], false);
+    run(&store, &weights, 1, &[4]).unwrap();
+    let stats = store.take_stats();
+    assert_eq!((stats.guessed, stats.guessed_right, stats.misses), (2, 1, 6));
+}
+
 #[test]
 fn a_step_that_needs_everything_reads_the_next_layer_ahead() {
     let folder = tempfile::tempdir().unwrap();
@@ -97,11 +125,17 @@ fn a_step_that_needs_everything_reads_the_next_layer_ahead() {
     add_all(&store, &weights);
     let uses: Vec<_> = (0..EXPERTS).map(|e| (e, 2)).collect();
     let mut pass = store.pass(0, 2, &uses);
-    while pass.next().unwrap().is_some() {}
+    while !pass.wait().unwrap().is_empty() {}
+    let mut bytes = 0;
+    let layer = bytes_of(&weights[0]);
+    while bytes < 2 * layer {
+        bytes += store.take_stats().bytes_read;
+        std::thread::sleep(Duration::from_millis(1));
+    }
     run(&store, &weights, 1, &[0, 3, 11]).unwrap();
-    run(&store, &weights, 2, &[1, 2]).unwrap();
+    run(&store, &weights, 1, &[0, 3]).unwrap();
     let stats = store.take_stats();
-    assert_eq!((stats.hits, stats.misses), (3, EXPERTS as u64 + 2));
+    assert_eq!((stats.hits, stats.misses), (2, 3));
 }
 
 #[test]
@@ -132,9 +166,8 @@ fn a_file_that_was_cut_or_changed_is_an_error_and_never_data() {
         let uses: Vec<_> = experts.iter().map(|e| (*e, 1)).collect();
         let mut pass = store.pass(0, 1, &uses);
         loop {
-            match pass.next() {
-                Ok(Some(_)) => {}
-                Ok(None) => panic!("it came"),
+            match pass.wait() {
+                Ok(here) => assert!(!here.is_empty(), "all came"),
                 Err(error) => break error.to_string(),
             }
         }
@@ -144,7 +177,7 @@ fn a_file_that_was_cut_or_changed_is_an_error_and_never_data() {
     assert!(fails(&[1, 9]).contains("model.safetensors: the file has been"), "{}", fails(&[1, 9]));
     // What is in memory is still good.
     let mut pass = store.pass(0, 1, &[(0, 1), (1, 1)]);
-    assert_eq!(pass.next().unwrap().map(|here| here.len()), Some(2));
+    assert_eq!(pass.wait().unwrap().len(), 2);
 }
 
 #[test]

@@ -6,7 +6,7 @@
 
 use ::backend::{Activation, Error, Result};
 use checkpoint::Weight;
-use store::{Expert, Store};
+use store::Store;
 
 use super::elementwise::glu_slice;
 use super::product::{Group, Inputs, MANY, Rows, compute, products, with_scratch};
@@ -69,12 +69,10 @@ pub(crate) fn experts(
     let uses: Vec<_> = used.iter().map(|u| (u.expert, u.slots.len())).collect();
     let mut pass = store.pass(layer, routes.tokens(), &uses);
     let mut rest = &used[..];
-    while let Some(here) = pass.next().map_err(|error| Error::Read(error.to_string()))? {
+    while !rest.is_empty() {
+        let here = pass.wait().map_err(|error| Error::Read(error.to_string()))?;
         let (now, later) = rest.split_at(here.len());
-        step.add(now, |i| {
-            let Expert { parts, .. } = &*here[i].1;
-            parts.each_ref().map(|w| (w, 0))
-        });
+        step.add(now, |i| here[i].parts.each_ref().map(|w| (w, 0)));
         rest = later;
     }
     Ok(())

@@ -124,12 +124,25 @@ impl<B: Backend> Moe<B> {
         })
     }
 
-    /// The routed part of `h`, beside the dense unit's output.
-    fn forward(&self, b: &B, h: &B::Tensor, dense: &B::Tensor, eps: f32) -> Result<B::Tensor> {
+    /// The experts of `h`, or, where `h` is only like what will come, a guess; they can begin to be read.
+    fn route(&self, b: &B, h: &B::Tensor, eps: f32, guess: bool) -> Result<B::Routes> {
         let logits = b.matmul(&b.rms_norm(h, Some(&self.router_norm), eps)?, &self.router)?;
         let routes = b.route_softmax_scaled(&logits, self.top_k, &self.per_expert_scale)?;
+        b.expect_experts(&routes, &self.experts, guess);
+        Ok(routes)
+    }
+
+    /// The routed part of `h`, beside the dense unit's output.
+    fn forward(
+        &self,
+        b: &B,
+        h: &B::Tensor,
+        routes: &B::Routes,
+        dense: &B::Tensor,
+        eps: f32,
+    ) -> Result<B::Tensor> {
         let x = b.rms_norm(h, Some(&self.pre_norm), eps)?;
-        let routed = b.experts(&x, &routes, &self.experts, Activation::GeluTanh)?;
+        let routed = b.experts(&x, routes, &self.experts, Activation::GeluTanh)?;
         Ok(b.combine_norm(dense, &self.dense_post_norm, &routed, &self.post_norm, eps)?)
     }
 }
@@ -189,14 +202,20 @@ impl<B: Backend> Layer<B> {
         batch: &Batch<B>,
         caches: Vec<&mut B::KvCache>,
     ) -> Result<B::Tensor> {
+        if b.reads_experts()
+            && let Some(moe) = &self.moe
+        {
+            moe.route(b, &h, self.eps, true)?;
+        }
         let x = b.rms_norm(&h, Some(&self.input_norm), self.eps)?;
         let x = self.attention.forward(b, &x, batch, caches)?;
         let h = b.norm_add(&h, &x, &self.post_attention_norm, self.eps, Factor::One)?;
 
+        let routes = self.moe.as_ref().map(|moe| moe.route(b, &h, self.eps, false)).transpose()?;
         let x = b.rms_norm(&h, Some(&self.pre_norm), self.eps)?;
         let mut x = self.mlp.forward(b, &x)?;
-        if let Some(moe) = &self.moe {
-            x = moe.forward(b, &h, &x, self.eps)?;
+        if let (Some(moe), Some(routes)) = (&self.moe, &routes) {
+            x = moe.forward(b, &h, routes, &x, self.eps)?;
         }
         let scalar = Factor::Scalar(self.scalar);
         let (Some(own), Some(input)) = (&self.layer_input, input) else {

@@ -115,6 +115,12 @@ impl<B: Backend> Network<B> for Decoder<B> {
     fn forward(&self, b: &B, batch: &Batch<B>, states: &mut [&mut State<B>]) -> Result<B::Tensor> {
         let mut h = b.embed(&self.embed_tokens, batch, 1.0)?;
         for (i, layer) in self.layers.iter().enumerate() {
+            if b.reads_experts()
+                && let FeedForward::Sparse(moe) = &layer.feed_forward
+            {
+                // What the mixer adds seldom changes the first choices: they can be read while it runs.
+                moe.guess(b, &b.rms_norm(&h, Some(&layer.post_norm), self.eps)?)?;
+            }
             let x = b.rms_norm(&h, Some(&layer.input_norm), self.eps)?;
             let mixed = match &layer.mixer {
                 Mixer::Attention(attention) => attention.forward(b, &x, batch, state::caches(states, i))?,

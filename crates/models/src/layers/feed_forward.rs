@@ -220,6 +220,12 @@ impl<B: Backend> Moe<B> {
         })
     }
 
+    /// Says which experts an input like this will probably need.
+    pub fn guess(&self, b: &B, x: &B::Tensor) -> Result<()> {
+        b.expect_experts(&self.route(b, &b.matmul(x, &self.router)?)?, &self.experts, true);
+        Ok(())
+    }
+
     fn forward(&self, b: &B, x: &B::Tensor, residual: B::Tensor) -> Result<B::Tensor> {
         let gate = self.shared.as_ref().and_then(|shared| shared.gate.as_ref());
         let (logits, gate) = match gate {
@@ -229,8 +235,10 @@ impl<B: Backend> Moe<B> {
             }
             None => (b.matmul(x, &self.router)?, None),
         };
-        let y = b.experts(x, &self.route(b, &logits)?, &self.experts, Activation::Silu)?;
+        let routes = self.route(b, &logits)?;
+        b.expect_experts(&routes, &self.experts, false);
         let shared = self.shared.as_ref().map(|shared| shared.mlp.forward(b, x)).transpose()?;
+        let y = b.experts(x, &routes, &self.experts, Activation::Silu)?;
         let shared = match (&shared, &gate) {
             (Some(x), Some(gate)) => Shared::Gated { x, gate },
             (Some(x), None) => Shared::Plain(x),

@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 use backend::OperationTime;
 use engine::Engine;
 use models::{Logits, Request, State};
+use store::{Stats, Store};
 
 use crate::error::Error;
 use crate::machine::Machine;
 use crate::progress::Progress;
+use crate::streamed::Streamed;
 use crate::terminal;
 
 /// What to run.
@@ -110,6 +112,9 @@ pub struct Measured {
     pub contexts: Vec<(usize, Speeds)>,
     pub prefill_profile: Profile,
     pub decode_profile: Profile,
+    /// What was read from disk.
+    pub prefill_streamed: Streamed,
+    pub decode_streamed: Streamed,
     /// Kernels started for a decoded token, on machines that start kernels.
     pub dispatches_per_token: Option<f64>,
 }
@@ -134,6 +139,10 @@ struct Runner<'a, B: Machine> {
 impl<B: Machine> Runner<'_, B> {
     fn backend(&self) -> &B {
         self.engine.model().backend()
+    }
+
+    fn take_stats(&self) -> Option<Stats> {
+        self.backend().store().map(Store::take_stats)
     }
 
     fn begin(&mut self) -> Result<(), Error> {
@@ -195,10 +204,12 @@ pub fn measure<B: Machine>(engine: &Engine<B>, work: &Work) -> Result<Measured, 
         runner.begin()?;
         let ids = prompt_ids(0..work.prefill, r, vocabulary);
         runner.backend().take_profile();
+        runner.take_stats();
         let (steps, time) = runner.prefill(&ids)?;
-        let operations = runner.backend().take_profile();
+        let (operations, stats) = (runner.backend().take_profile(), runner.take_stats());
         if r > 0 {
             measured.prefill.add(work.prefill, time);
+            measured.prefill_streamed.add(work.prefill, time, stats);
             measured.prefill_profile.add(work.prefill, steps, time, operations);
         }
         progress.add(work.prefill as u64);
@@ -208,9 +219,10 @@ pub fn measure<B: Machine>(engine: &Engine<B>, work: &Work) -> Result<Measured, 
         let after = runner.backend().dispatches();
         measured.dispatches_per_token =
             before.zip(after).map(|(before, after)| (after - before) as f64 / work.decode as f64);
-        let operations = runner.backend().take_profile();
+        let (operations, stats) = (runner.backend().take_profile(), runner.take_stats());
         if r > 0 {
             measured.decode.add(work.decode, time);
+            measured.decode_streamed.add(work.decode, time, stats);
             measured.decode_profile.add(work.decode, work.decode, time, operations);
         }
         progress.add(work.decode as u64);

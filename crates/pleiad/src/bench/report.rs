@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::Bandwidth;
 use super::measure::{Measured, Profile, Speeds, Work};
+use crate::streamed::Streamed;
 
 /// Everything there is to say.
 pub struct Report {
@@ -25,6 +26,8 @@ pub struct Report {
     pub traffic: Traffic,
     /// Of the memory that the CPU reads.
     pub bandwidth: Option<Bandwidth>,
+    /// Bytes per second of the disk, where experts are read from it as they are needed.
+    pub disk: Option<f64>,
     /// From the folder to a model that can run.
     pub open_seconds: f64,
     pub peak_memory: Option<u64>,
@@ -90,6 +93,11 @@ impl Report {
             "dispatches_per_token": self.measured.dispatches_per_token.map(|n| round(n, 1)),
             "open_seconds": round(self.open_seconds, 4),
             "peak_memory": self.peak_memory,
+            "streaming": self.disk.map(|disk| json!({
+                "disk": disk as u64,
+                "prefill": self.measured.prefill_streamed.json(disk),
+                "decode": self.measured.decode_streamed.json(disk),
+            })),
             "profile": profile,
         })
     }
@@ -109,6 +117,13 @@ impl Report {
             writeln!(out, "kernels    {dispatches:.0} dispatches per decoded token")?;
         }
         self.print_limit(out)?;
+        if let Some(disk) = self.disk {
+            let Measured { prefill_streamed, decode_streamed, .. } = &self.measured;
+            writeln!(out, "disk       {}/s\n", bytes(disk as u64))?;
+            writeln!(out, "experts    {}", Streamed::HEAD)?;
+            writeln!(out, "prefill    {}", prefill_streamed.line(disk))?;
+            writeln!(out, "decode     {}\n", decode_streamed.line(disk))?;
+        }
         if let Some(peak) = self.peak_memory {
             writeln!(out, "memory     {} at most, with the pages of weights that were read", bytes(peak))?;
         }

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{Write, stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum, value_parser};
 use engine::Engine;
@@ -133,6 +133,9 @@ fn write_whole(file: &Path, text: &str) -> Result<(), Error> {
     })
 }
 
+/// How long the disk is measured.
+const DISK_TIME: Duration = Duration::from_secs(1);
+
 /// Measures a model that is open.
 fn report<B: Machine>(
     args: &BenchArgs,
@@ -159,6 +162,7 @@ fn report<B: Machine>(
         measured,
         traffic: engine.model().traffic(),
         bandwidth: machine.threads().map(bandwidth).transpose()?,
+        disk: machine.store().and_then(|store| store.disk_speed(DISK_TIME)),
         open_seconds,
         peak_memory,
         profiled: args.profile,

@@ -8,7 +8,8 @@ use backend::Backend;
 use checkpoint::Checkpoint;
 use clap::Args;
 use engine::{
-    Engine, Flow, Sampler, SamplingParams, Sequence, Task, TemplateInput, Tokenizer, bytes, common_prefix,
+    Engine, Flow, Generated, Sampler, SamplingParams, Sequence, Task, TemplateInput, Tokenizer, bytes,
+    common_prefix,
 };
 use models::counted;
 use rustyline::error::ReadlineError;
@@ -18,6 +19,7 @@ use crate::error::Error;
 use crate::machine::{Machine, wait_for_weights, with_engine};
 use crate::options::{MachineArgs, parse_ids};
 use crate::source::Source;
+use crate::streamed::Streamed;
 use crate::talk::{Talk, summary};
 use crate::terminal;
 
@@ -67,6 +69,10 @@ pub struct RunArgs {
     /// Keep what was computed in this file, so that a prompt that begins the same way starts sooner the next time
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
+
+    /// For models larger than memory: say how much was read from disk, and how long that was waited for
+    #[arg(long)]
+    stats: bool,
 
     /// No notes on the standard error stream
     #[arg(long, short)]
@@ -142,6 +148,20 @@ impl RunArgs {
     fn note(&self, text: &str) {
         if !self.quiet {
             eprintln!("{text}");
+        }
+    }
+
+    /// Says how an answer went.
+    fn account<B: Machine>(&self, engine: &Engine<B>, generated: &Generated) {
+        self.note(&summary(generated));
+        if self.stats
+            && let Some(store) = engine.model().backend().store()
+        {
+            let mut streamed = Streamed::default();
+            let tokens = generated.prompt_tokens - generated.reused_tokens + generated.ids.len();
+            let time = generated.prompt_time + generated.decode_time;
+            streamed.add(tokens, time, Some(store.take_stats()));
+            self.note(&format!("[{streamed}]"));
         }
     }
 
@@ -253,7 +273,7 @@ fn continue_ids<B: Machine>(
         _ => generated.ids.iter().map(u32::to_string).collect::<Vec<_>>().join(","),
     };
     writeln!(stdout(), "{text}")?;
-    args.note(&summary(&generated));
+    args.account(engine, &generated);
     args.save(engine, &sequence)?;
     Ok(if terminal::interrupted() { ExitCode::from(130) } else { ExitCode::SUCCESS })
 }
@@ -286,7 +306,7 @@ fn talk<B: Machine>(
         Conversation::new(args).ask(&mut talk, &prompt)?
     };
     writeln!(stdout())?;
-    args.note(&summary(&answer.generated));
+    args.account(&talk.engine, &answer.generated);
     args.save(&talk.engine, &talk.sequence)?;
     Ok(if answer.interrupted { ExitCode::from(130) } else { ExitCode::SUCCESS })
 }
@@ -388,7 +408,7 @@ fn chat<B: Machine>(args: &RunArgs, talk: &mut Talk<B>) -> Result<ExitCode, Erro
         match conversation.ask(talk, line) {
             Ok(answer) => {
                 writeln!(stdout())?;
-                args.note(&summary(&answer.generated));
+                args.account(&talk.engine, &answer.generated);
             }
             Err(Error::Output(e)) => return Err(e.into()),
             // One question too many for the context, say, must not end the conversation.
