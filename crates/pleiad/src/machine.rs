@@ -221,7 +221,7 @@ impl MachineArgs {
         let Some(budget) = self.memory.or_else(|| cpu.free_memory().map(plan::usable)) else {
             return Ok(None);
         };
-        if budget / 2 > checkpoint.total_bytes() {
+        if budget / 2 > checkpoint.total_bytes() + plan::BESIDE {
             return Ok(None);
         }
         // Only to be measured: nothing of it is read.

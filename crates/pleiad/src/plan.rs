@@ -6,7 +6,7 @@ use engine::bytes;
 use models::Sizes;
 
 /// Memory for what is neither weights nor caches: activations, the tokenizer, the program.
-const BESIDE: u64 = 300_000_000;
+pub const BESIDE: u64 = 300_000_000;
 
 /// Experts that must fit at least: a token's in one layer, and as many on their way.
 const LEAST_EXPERTS: u64 = 16;

@@ -3,6 +3,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 /// A server on a port of its own; gone when dropped.
@@ -91,6 +92,29 @@ fn told_to_end_it_keeps_its_chats() {
     let told = Command::new("kill").arg(server.child.id().to_string()).status().expect("kill");
     assert!(told.success() && server.child.wait().expect("an end").success());
     assert_eq!(std::fs::read_dir(states).expect("its folder").count(), 1);
+}
+
+#[test]
+fn experts_on_disk_give_the_same_answers_and_their_loss_is_an_error() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../box/model");
+    for file in std::fs::read_dir(model).expect("the model").map_while(Result::ok) {
+        std::fs::copy(file.path(), folder.path().join(file.file_name())).expect("a copy");
+    }
+    let model = folder.path().to_str().expect("a path");
+    let server = Server::start(&[model, "--memory", "305M", "--context", "512"]);
+    let (status, body) = server.ask("POST", "/v1/chat/completions", "", SUM);
+    assert!(status == 200 && body.contains(r#""content":"42""#), "{status} {body}");
+
+    let weights = std::fs::File::options().write(true).open(folder.path().join("model.safetensors"));
+    weights.expect("the weights").set_len(100_000).expect("a shorter file");
+    for _ in 0..3 {
+        let other =
+            SUM.replace("What is 17 + 25?", "Tell me a story about a lighthouse and a very old ship.");
+        let (status, body) = server.ask("POST", "/v1/chat/completions", "", &other);
+        assert!(status == 500 && body.contains("model.safetensors: the file has been"), "{status} {body}");
+    }
+    assert_eq!(server.ask("GET", "/health", "", "").0, 200);
 }
 
 #[test]
