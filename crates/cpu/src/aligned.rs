@@ -21,6 +21,8 @@ pub(crate) unsafe trait Number: Copy {}
 unsafe impl Number for f32 {}
 // SAFETY: two bytes, any pattern.
 unsafe impl Number for half::f16 {}
+// SAFETY: as above.
+unsafe impl Number for i16 {}
 
 /// From so many bytes on memory comes from the system in large pages, where it has them: states and long caches are read from
 /// end to end for every token.

@@ -568,7 +568,7 @@ impl Backend for Cpu {
 
     fn kv_cache(&self, shape: &KvShape) -> Result<KvCache> {
         check::kv_shape(shape)?;
-        Ok(KvCache::new(shape))
+        Ok(KvCache::new(shape, self.machine.numerics))
     }
 
     fn kv_truncate(&self, cache: &mut KvCache, len: usize) -> Result<bool> {
@@ -581,7 +581,7 @@ impl Backend for Cpu {
 
     fn kv_load(&self, shape: &KvShape, image: &KvImage) -> Result<KvCache> {
         let tokens = check::kv_image(shape, image)?;
-        KvCache::from_image(shape, image, tokens)
+        KvCache::from_image(shape, self.machine.numerics, image, tokens)
     }
 
     fn recurrent(&self, shape: &GdnShape) -> Result<Recurrent> {

@@ -3,102 +3,120 @@
 //! Tokens lie in blocks of [`BLOCK`] slots, all of a head's in one place, the way attention takes them in: a value is a row;
 //! keys are turned round in panels of [`PANEL`] slots, `[channel][slot]`, so that scores need no sums across lanes. A
 //! latent cache, whose keys are values too, keeps its keys as rows.
+//!
+//! With fast numerics a cache of halves keeps whole numbers and a scale per row (`ops/pairs.rs`), in pairs: of a key's channels, of
+//! a value's slots. Its image is of halves all the same, and exact.
 
 use ::backend::{CacheFloat, Error, KvImage, KvShape, Result};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
+use crate::Numerics;
 use crate::aligned::Aligned;
 use crate::ops::dense::PANEL;
-use crate::ops::softmax::{BLOCK, Stored};
+use crate::ops::pairs::{Whole, round_row};
+use crate::ops::softmax::{BLOCK, Block, Stored, Values};
 
-/// Floats in the cache's own type.
+/// Rows of numbers as the cache keeps them.
 enum Store {
     F32(Aligned<f32>),
     F16(Aligned<f16>),
+    Whole { numbers: Aligned<i16>, scales: Aligned<f32> },
 }
 
-/// Where a row of floats lies: the first, and the distance from one to the next.
+/// Where a row lies: its first number, how many are neighbours, and the distance from these to the next such; and its scale.
 #[derive(Clone, Copy)]
 struct Place {
     at: usize,
+    run: usize,
     step: usize,
+    scale: usize,
 }
 
 impl Place {
     fn places(self, len: usize) -> impl Iterator<Item = usize> {
-        (0..len).map(move |i| self.at + i * self.step)
+        (0..len).map(move |i| self.at + i / self.run * self.step + i % self.run)
     }
 }
 
+/// Rows of a [`Store`].
+enum Rows<'a> {
+    Floats(Stored<'a>),
+    Whole(Whole<'a>),
+}
+
 impl Store {
-    fn new(float: CacheFloat) -> Self {
-        match float {
-            CacheFloat::F32 => Store::F32(Aligned::new()),
-            CacheFloat::F16 => Store::F16(Aligned::new()),
+    fn new(float: CacheFloat, numerics: Numerics) -> Self {
+        match (float, numerics) {
+            (CacheFloat::F32, _) => Store::F32(Aligned::new()),
+            (CacheFloat::F16, Numerics::Exact) => Store::F16(Aligned::new()),
+            (CacheFloat::F16, Numerics::Fast) => {
+                Store::Whole { numbers: Aligned::new(), scales: Aligned::new() }
+            }
         }
     }
 
-    fn grow(&mut self, len: usize) -> Result<()> {
+    /// Makes room for `rows` rows of `width`.
+    fn grow(&mut self, rows: usize, width: usize) -> Result<()> {
+        let len = rows * width;
         let (grown, bytes) = match self {
             Store::F32(values) => (values.grow(len), 4 * len),
             Store::F16(values) => (values.grow(len), 2 * len),
+            Store::Whole { numbers, scales } => {
+                (numbers.grow(len).and_then(|()| scales.grow(rows)), 2 * len + 4 * rows)
+            }
         };
         grown.map_err(|_| Error::OutOfMemory(format!("a key-value cache of {bytes} bytes was refused")))
     }
 
     fn write(&mut self, place: Place, row: &[f32]) {
-        match (self, place) {
-            (Store::F32(values), Place { at, step: 1 }) => values[at..at + row.len()].copy_from_slice(row),
-            (Store::F16(values), Place { at, step: 1 }) => {
-                values[at..at + row.len()].convert_from_f32_slice(row);
-            }
-            (Store::F32(values), _) => {
-                place.places(row.len()).zip(row).for_each(|(at, v)| values[at] = *v);
-            }
-            (Store::F16(values), _) => {
-                let mut halves = [f16::ZERO; 64];
-                for (i, row) in row.chunks(64).enumerate() {
-                    let halves = &mut halves[..row.len()];
-                    halves.convert_from_f32_slice(row);
-                    let place = Place { at: place.at + i * 64 * place.step, ..place };
-                    place.places(row.len()).zip(halves).for_each(|(at, v)| values[at] = *v);
-                }
+        let places = place.places(row.len());
+        match self {
+            Store::F32(values) => places.zip(row).for_each(|(at, v)| values[at] = *v),
+            Store::F16(values) => places.zip(row).for_each(|(at, v)| values[at] = f16::from_f32(*v)),
+            Store::Whole { numbers, scales } => {
+                let (mut halves, mut rounded) = (vec![f16::ZERO; row.len()], vec![0; row.len()]);
+                halves.convert_from_f32_slice(row);
+                scales[place.scale] = round_row(&halves.to_f32_vec(), &mut rounded);
+                places.zip(rounded).for_each(|(at, n)| numbers[at] = n);
             }
         }
     }
 
-    /// `len` floats from `at` on.
-    fn range(&self, at: usize, len: usize) -> Stored<'_> {
+    /// `n` rows from the first of a block on, and the scales of the block.
+    fn rows(&self, first: usize, n: usize, width: usize) -> Rows<'_> {
+        let range = first * width..(first + n) * width;
         match self {
-            Store::F32(values) => Stored::F32(&values[at..at + len]),
-            Store::F16(values) => Stored::F16(values[at..at + len].reinterpret_cast()),
+            Store::F32(values) => Rows::Floats(Stored::F32(&values[range])),
+            Store::F16(values) => Rows::Floats(Stored::F16(&values[range])),
+            Store::Whole { numbers, scales } => {
+                Rows::Whole(Whole { numbers: &numbers[range], scales: &scales[first..first + BLOCK] })
+            }
         }
     }
 
     fn push_bytes(&self, place: Place, len: usize, out: &mut Vec<u8>) {
+        let places = place.places(len);
         match self {
-            Store::F32(values) => place.places(len).for_each(|at| out.extend(values[at].to_le_bytes())),
-            Store::F16(values) => place.places(len).for_each(|at| out.extend(values[at].to_le_bytes())),
+            Store::F32(values) => places.for_each(|at| out.extend(values[at].to_le_bytes())),
+            Store::F16(values) => places.for_each(|at| out.extend(values[at].to_le_bytes())),
+            Store::Whole { numbers, scales } => {
+                let half = |at: usize| f16::from_f32(f32::from(numbers[at]) * scales[place.scale]);
+                places.for_each(|at| out.extend(half(at).to_le_bytes()));
+            }
         }
     }
 
     /// Takes as many floats from the front of `bytes`.
     fn write_bytes(&mut self, place: Place, len: usize, bytes: &mut &[u8]) {
-        match self {
-            Store::F32(values) => {
-                let (now, later) = bytes.split_at(4 * len);
-                let floats = now.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b));
-                place.places(len).zip(floats).for_each(|(at, v)| values[at] = v);
-                *bytes = later;
-            }
-            Store::F16(values) => {
-                let (now, later) = bytes.split_at(2 * len);
-                let floats = now.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b));
-                place.places(len).zip(floats).for_each(|(at, v)| values[at] = v);
-                *bytes = later;
-            }
-        }
+        let size = if matches!(self, Store::F32(_)) { 4 } else { 2 };
+        let (now, later) = bytes.split_at(size * len);
+        *bytes = later;
+        let row: Vec<f32> = match size {
+            4 => now.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+            _ => now.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
+        };
+        self.write(place, &row);
     }
 }
 
@@ -106,6 +124,7 @@ impl Store {
 /// block are neighbours here.
 pub struct KvCache {
     pub(crate) shape: KvShape,
+    numerics: Numerics,
     len: usize,
     /// Oldest position still stored.
     first: usize,
@@ -117,9 +136,9 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    pub(crate) fn new(shape: &KvShape) -> Self {
-        let (keys, values) = (Store::new(shape.float), Store::new(shape.float));
-        Self { shape: *shape, len: 0, first: 0, kept: 0, slots: 0, keys, values }
+    pub(crate) fn new(shape: &KvShape, numerics: Numerics) -> Self {
+        let [keys, values] = [Store::new(shape.float, numerics), Store::new(shape.float, numerics)];
+        Self { shape: *shape, numerics, len: 0, first: 0, kept: 0, slots: 0, keys, values }
     }
 
     /// Tokens seen.
@@ -132,31 +151,57 @@ impl KvCache {
         self.shape.value_dim == 0
     }
 
-    /// Where the block of `position` begins for a head of `width` channels.
-    fn block(&self, position: usize, head: usize, width: usize) -> usize {
-        (position % self.slots / BLOCK * self.shape.heads + head) * BLOCK * width
+    /// Whether rows are kept as whole numbers.
+    fn whole(&self) -> bool {
+        matches!(self.keys, Store::Whole { .. })
+    }
+
+    /// The width of a key as it is kept: whole pairs of channels, where they are in pairs.
+    fn key_width(&self) -> usize {
+        if self.whole() && !self.latent() {
+            self.shape.key_dim.next_multiple_of(2)
+        } else {
+            self.shape.key_dim
+        }
+    }
+
+    /// The first of the rows of a head in the block of `position`.
+    fn block(&self, position: usize, head: usize) -> usize {
+        (position % self.slots / BLOCK * self.shape.heads + head) * BLOCK
     }
 
     fn key_place(&self, position: usize, head: usize) -> Place {
-        let width = self.shape.key_dim;
-        let (block, slot) = (self.block(position, head, width), position % BLOCK);
+        let width = self.key_width();
+        let (block, slot) = (self.block(position, head), position % BLOCK);
+        let scale = block + slot;
         if self.latent() {
-            return Place { at: block + slot * width, step: 1 };
+            return Place { at: scale * width, run: width, step: width, scale };
         }
-        Place { at: block + slot / PANEL * PANEL * width + slot % PANEL, step: PANEL }
+        let run = if self.whole() { 2 } else { 1 };
+        let panel = (block + slot / PANEL * PANEL) * width;
+        Place { at: panel + slot % PANEL * run, run, step: PANEL * run, scale }
     }
 
     fn value_place(&self, position: usize, head: usize) -> Place {
         let width = self.shape.value_dim;
-        Place { at: self.block(position, head, width) + position % BLOCK * width, step: 1 }
+        let (block, slot) = (self.block(position, head), position % BLOCK);
+        let scale = block + slot;
+        if self.whole() {
+            return Place { at: (block + slot / 2 * 2) * width + slot % 2, run: 1, step: 2, scale };
+        }
+        Place { at: scale * width, run: width.max(1), step: width, scale }
     }
 
     /// Makes room for `kept` tokens.
     fn keep(&mut self, kept: usize) -> Result<()> {
         self.kept = kept;
         self.slots = self.slots.max(kept.max(1).next_multiple_of(BLOCK));
-        self.keys.grow(self.slots * self.shape.heads * self.shape.key_dim)?;
-        self.values.grow(self.slots * self.shape.heads * self.shape.value_dim)
+        let (rows, key_width) = (self.slots * self.shape.heads, self.key_width());
+        self.keys.grow(rows, key_width)?;
+        if self.latent() {
+            return Ok(());
+        }
+        self.values.grow(rows, self.shape.value_dim)
     }
 
     /// Makes room for `n` more tokens without losing one that they can see.
@@ -173,7 +218,7 @@ impl KvCache {
             return self.keep(wanted);
         }
         let image = self.image();
-        *self = Self::from_image(&self.shape, &image, wanted)?;
+        *self = Self::from_image(&self.shape, self.numerics, &image, wanted)?;
         Ok(())
     }
 
@@ -182,9 +227,7 @@ impl KvCache {
         let KvShape { heads, key_dim, value_dim, .. } = self.shape;
         let position = self.len;
         if self.latent() {
-            let Place { at, step } = self.key_place(position, 0);
-            self.keys.write(Place { at, step }, key[0]);
-            self.keys.write(Place { at: at + key[0].len(), step }, key[1]);
+            self.keys.write(self.key_place(position, 0), &key.concat());
         } else {
             for head in 0..heads {
                 self.keys.write(self.key_place(position, head), &key[0][head * key_dim..][..key_dim]);
@@ -195,26 +238,45 @@ impl KvCache {
         self.first = self.first.max(self.len.saturating_sub(self.kept));
     }
 
-    /// One head's keys in the block that begins at position `start`, as they are kept: two panels, or `n` rows of a
-    /// latent cache. Where a position is no longer or not yet stored, what its slot holds.
-    pub(crate) fn keys(&self, start: usize, n: usize, head: usize) -> Stored<'_> {
+    /// One head's keys and values of the `n` first positions of the block that begins at `start`, as they are kept. Where a position
+    /// is no longer or not yet stored, what its slot holds.
+    pub(crate) fn read(&self, start: usize, n: usize, head: usize) -> Block<'_> {
+        let (first, key_width) = (self.block(start, head), self.key_width());
+        if self.latent() {
+            return match self.keys.rows(first, n.next_multiple_of(2), key_width) {
+                Rows::Floats(keys) => Block::Rows { keys, values: Values::OfKeys },
+                Rows::Whole(rows) => Block::WholeRows(rows),
+            };
+        }
+        let keys = self.keys.rows(first, n.next_multiple_of(PANEL), key_width);
+        match (keys, self.values.rows(first, n.next_multiple_of(2), self.shape.value_dim)) {
+            (Rows::Floats(keys), Rows::Floats(values)) => Block::Panels { keys, values },
+            (Rows::Whole(keys), Rows::Whole(values)) => Block::WholePanels { keys, values },
+            _ => unreachable!("keys and values are stored alike"),
+        }
+    }
+
+    /// Writes the first `n` rows of the block that begins at `start` of a latent cache.
+    pub(crate) fn write_latents(&self, start: usize, n: usize, out: &mut [f32]) {
         let width = self.shape.key_dim;
-        let n = if self.latent() { n } else { n.next_multiple_of(PANEL) };
-        self.keys.range(self.block(start, head, width), n * width)
+        match self.keys.rows(self.block(start, 0), n, width) {
+            Rows::Floats(rows) => rows.write(out),
+            Rows::Whole(Whole { numbers, scales }) => {
+                for ((out, row), scale) in
+                    out.chunks_exact_mut(width).zip(numbers.chunks_exact(width)).zip(scales)
+                {
+                    out.iter_mut().zip(row).for_each(|(out, n)| *out = f32::from(*n) * scale);
+                }
+            }
+        }
     }
 
-    /// The first `n` of one head's values in the block that begins at position `start`.
-    pub(crate) fn values(&self, start: usize, n: usize, head: usize) -> Stored<'_> {
-        let width = self.shape.value_dim;
-        self.values.range(self.block(start, head, width), n * width)
-    }
-
-    /// One head's keys in the block that begins at position `start`, to ask for them in advance; nothing if they are not
-    /// halves.
-    pub(crate) fn ahead(&self, start: usize, head: usize) -> &[u16] {
-        match self.keys(start, BLOCK.min(self.len - start), head) {
-            Stored::F32(_) => &[],
-            Stored::F16(halves) => halves,
+    /// One head's keys in the block that begins at position `start`, to ask for them in advance; nothing if they are floats.
+    pub(crate) fn ahead(&self, start: usize, head: usize) -> &[i16] {
+        let n = BLOCK.min(self.len - start).next_multiple_of(PANEL);
+        match self.keys.rows(self.block(start, head), n, self.key_width()) {
+            Rows::Floats(_) => &[],
+            Rows::Whole(rows) => rows.numbers,
         }
     }
 
@@ -242,8 +304,13 @@ impl KvCache {
     }
 
     /// A cache from its checked image, with room for at least `kept` tokens.
-    pub(crate) fn from_image(shape: &KvShape, image: &KvImage, kept: usize) -> Result<Self> {
-        let mut cache = Self::new(shape);
+    pub(crate) fn from_image(
+        shape: &KvShape,
+        numerics: Numerics,
+        image: &KvImage,
+        kept: usize,
+    ) -> Result<Self> {
+        let mut cache = Self::new(shape, numerics);
         cache.keep(kept.max(image.len - image.first))?;
         (cache.first, cache.len) = (image.first, image.len);
         let (mut keys, mut values) = (image.keys.as_slice(), image.values.as_slice());

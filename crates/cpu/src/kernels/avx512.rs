@@ -9,7 +9,7 @@
 //! `rows` is for few tokens: a register holds codes of one row, lanes are added at the end. `panel` is for many: 32 rows are
 //! unpacked once and turned, so that a lane is a row, and then meet every token.
 
-pub(crate) mod halves;
+pub(crate) mod pairs;
 mod panel;
 mod rows;
 

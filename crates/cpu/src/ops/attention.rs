@@ -5,7 +5,7 @@ use std::ops::Range;
 use ::backend::{Attention, Mask, Span};
 
 use super::schedule::{self, Layer};
-use super::softmax::{Keys, Source, Values};
+use super::softmax::{Block, Source};
 use crate::Machine;
 use crate::cache::KvCache;
 
@@ -81,12 +81,11 @@ impl Source for Head<'_> {
         (self.cache.shape.key_dim, self.cache.shape.value_dim)
     }
 
-    fn read(&self, start: usize, n: usize) -> (Keys<'_>, Values<'_>) {
-        let values = self.cache.values(start, n, self.head);
-        (Keys::Panels(self.cache.keys(start, n, self.head)), Values::Rows(values, self.cache.shape.value_dim))
+    fn read(&self, start: usize, n: usize) -> Block<'_> {
+        self.cache.read(start, n, self.head)
     }
 
-    fn ahead(&self, start: usize) -> &[u16] {
+    fn ahead(&self, start: usize) -> &[i16] {
         self.cache.ahead(start, self.head)
     }
 }

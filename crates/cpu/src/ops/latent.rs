@@ -7,7 +7,7 @@ use ::backend::{LatentAttention, MlaWeights, Span};
 use super::dense::{Rows, RowsMut, Size, nn, nt};
 use super::product::head_products;
 use super::schedule::{self, Layer};
-use super::softmax::{self, BLOCK, Keys, PIECE, Partial, Queries, ROWS, Source, Stored, Values, attend};
+use super::softmax::{self, BLOCK, Block, PIECE, Partial, Queries, ROWS, Source, Stored, Values, attend};
 use crate::Machine;
 use crate::cache::KvCache;
 use crate::kernels::Set;
@@ -111,11 +111,11 @@ impl Source for Latents<'_> {
         (self.cache.shape.key_dim, self.rank)
     }
 
-    fn read(&self, start: usize, n: usize) -> (Keys<'_>, Values<'_>) {
-        (Keys::Rows(self.cache.keys(start, n, 0)), Values::OfKeys)
+    fn read(&self, start: usize, n: usize) -> Block<'_> {
+        self.cache.read(start, n, 0)
     }
 
-    fn ahead(&self, start: usize) -> &[u16] {
+    fn ahead(&self, start: usize) -> &[i16] {
         self.cache.ahead(start, 0)
     }
 }
@@ -192,14 +192,13 @@ impl Latent<'_> {
         let mut totals = machine.arena.take(Partial::len(span.len, value));
         totals_of(&mut totals, span.len, value).for_each(|(_, mut total)| total.clear());
         let mut partial = machine.arena.take(Partial::len(ROWS, value));
-        let mut scratch = machine.arena.take(softmax::scratch_len(key));
+        let mut scratch = machine.arena.take(softmax::scratch_len(key, value));
         let mut latents = machine.arena.take(PIECE * latent);
         let (mut keys, mut values) = (machine.arena.take(PIECE * key), machine.arena.take(PIECE * value));
         for start in (0..cache.len()).step_by(PIECE) {
             let n = PIECE.min(cache.len() - start);
             for block in (0..n).step_by(BLOCK) {
-                let rows = cache.keys(start + block, BLOCK.min(n - block), 0);
-                rows.write(set, &mut latents[block * latent..]);
+                cache.write_latents(start + block, BLOCK.min(n - block), &mut latents[block * latent..]);
             }
             // What brings queries to latents brings latents to keys, the other way round.
             let from = (&*latents, latent);
@@ -268,8 +267,8 @@ impl<'a> Source for Piece<'a> {
         (self.keys.1, self.values.1)
     }
 
-    fn read(&self, start: usize, _n: usize) -> (Keys<'_>, Values<'_>) {
+    fn read(&self, start: usize, _n: usize) -> Block<'_> {
         let rows = |(x, stride): Rows<'a>| Stored::F32(&x[(start - self.start) * stride..]);
-        (Keys::Rows(rows(self.keys)), Values::Rows(rows(self.values), self.values.1))
+        Block::Rows { keys: rows(self.keys), values: Values::Rows(rows(self.values)) }
     }
 }

@@ -186,7 +186,7 @@ fn with_queries(
     let (key_width, value_width) = layer.widths();
     let (rows, group) = (job.rows.len(), layer.group());
     let partial = Partial::len(rows, value_width);
-    let mut memory = machine.arena.take(rows * key_width + 2 * partial + scratch_len(key_width));
+    let mut memory = machine.arena.take(rows * key_width + 2 * partial + scratch_len(key_width, value_width));
     let (q, rest) = memory.split_at_mut(rows * key_width);
     let (total, rest) = rest.split_at_mut(partial);
     let (partial, scratch) = rest.split_at_mut(partial);

@@ -7,8 +7,11 @@
 
 use std::ops::Range;
 
-use super::dense::{PANEL, Rows, RowsMut, Size, nn, nt};
-use super::halves::{self, widen_rows};
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+
+use super::dense::{PANEL, Size, nn, nt};
+use super::pairs::{self, Pair, Whole};
 use crate::kernels::Set;
 use crate::vector::{LANES, Lanes, exp, sum_lanes, vectorised};
 
@@ -25,55 +28,47 @@ pub(crate) const ROWS: usize = 64;
 #[derive(Clone, Copy)]
 pub(crate) enum Stored<'a> {
     F32(&'a [f32]),
-    F16(&'a [u16]),
+    F16(&'a [f16]),
 }
 
 impl<'a> Stored<'a> {
     /// Writes them to the front of `out`.
-    pub fn write(self, set: Set, out: &mut [f32]) {
+    pub fn write(self, out: &mut [f32]) {
         match self {
             Stored::F32(values) => out[..values.len()].copy_from_slice(values),
-            Stored::F16(halves) => {
-                widen_rows(set, halves, halves.len(), halves.len(), &mut out[..halves.len()])
-            }
+            Stored::F16(halves) => halves.convert_to_f32_slice(&mut out[..halves.len()]),
         }
     }
 
     /// As they are, or widened in `memory`, which has room for them.
-    pub fn widened(self, set: Set, memory: &'a mut [f32]) -> &'a [f32] {
+    fn widened(self, memory: &'a mut [f32]) -> &'a [f32] {
         match self {
             Stored::F32(values) => values,
             Stored::F16(halves) => {
-                self.write(set, memory);
+                self.write(memory);
                 &memory[..halves.len()]
             }
         }
     }
 }
 
-/// Keys of a block, as wide as the source says.
-pub(crate) enum Keys<'a> {
-    Rows(Stored<'a>),
-    /// `[channel][position]` for every [`PANEL`] positions.
-    Panels(Stored<'a>),
+/// Keys and values of a block, as wide as the source says.
+pub(crate) enum Block<'a> {
+    /// Floats; of keys `[channel][position]` for every [`PANEL`] positions.
+    Panels { keys: Stored<'a>, values: Stored<'a> },
+    /// Rows of floats.
+    Rows { keys: Stored<'a>, values: Values<'a> },
+    /// Whole numbers: `[pair of channels][position]` for every [`PANEL`] positions, and `[pair of positions][channel]`.
+    WholePanels { keys: Whole<'a>, values: Whole<'a> },
+    /// Rows of whole numbers; values are the first channels of keys.
+    WholeRows(Whole<'a>),
 }
 
-/// Values of a block.
+/// Values of a block of rows.
 pub(crate) enum Values<'a> {
-    /// Rows, and the distance between them.
-    Rows(Stored<'a>, usize),
-    /// The first channels of the keys, which are rows.
+    Rows(Stored<'a>),
+    /// The first channels of the keys.
     OfKeys,
-}
-
-impl<'a> Values<'a> {
-    /// The halves that they are, if any.
-    fn halves(&self) -> &'a [u16] {
-        match self {
-            Values::Rows(Stored::F16(halves), _) => halves,
-            _ => &[],
-        }
-    }
 }
 
 /// Where keys and values come from.
@@ -82,10 +77,10 @@ pub(crate) trait Source {
     fn widths(&self) -> (usize, usize);
 
     /// Keys and values of the `n` first positions of the block at `start`.
-    fn read(&self, start: usize, n: usize) -> (Keys<'_>, Values<'_>);
+    fn read(&self, start: usize, n: usize) -> Block<'_>;
 
     /// The keys from position `start` on, as far as they lie in one place, to ask the memory for them ahead of time.
-    fn ahead(&self, _start: usize) -> &[u16] {
+    fn ahead(&self, _start: usize) -> &[i16] {
         &[]
     }
 }
@@ -138,8 +133,8 @@ impl<'a> Partial<'a> {
 }
 
 /// Memory for the blocks of a task.
-pub(crate) const fn scratch_len(key_width: usize) -> usize {
-    BLOCK * key_width + ROWS * BLOCK + halves::SCRATCH
+pub(crate) const fn scratch_len(key_width: usize, value_width: usize) -> usize {
+    BLOCK * (key_width + value_width) + ROWS * (BLOCK + Rounded::len(key_width))
 }
 
 /// Adds positions `start..end` of one piece, as far as they are seen, to `partial`. `then` is what this thread will probably read
@@ -149,95 +144,137 @@ pub(crate) fn attend(
     queries: &Queries<'_>,
     source: &impl Source,
     positions: Range<usize>,
-    then: &[u16],
+    then: &[i16],
     partial: &mut Partial<'_>,
     scratch: &mut [f32],
 ) {
     let (key_width, value_width) = source.widths();
     let m = queries.seen.len();
-    let (memory, rest) = scratch.split_at_mut(BLOCK * key_width);
-    let (scratch, rest) = rest.split_at_mut(halves::SCRATCH);
-    let scores = &mut rest[..m * BLOCK];
-    let q = (queries.q, key_width);
+    let (key_memory, rest) = scratch.split_at_mut(BLOCK * key_width);
+    let (value_memory, rest) = rest.split_at_mut(BLOCK * value_width);
+    let (scores, rest) = rest.split_at_mut(ROWS * BLOCK);
+    let scores = &mut scores[..m * BLOCK];
+    let (q, mut rounded) = ((queries.q, key_width), Rounded::of(rest, m, key_width));
+    let mut fresh = true;
     let mut start = positions.start / BLOCK * BLOCK;
     while start < positions.end {
         let n = BLOCK.min(positions.end - start);
-        let (keys, values) = source.read(start, n);
         let next = if start + BLOCK < positions.end { source.ahead(start + BLOCK) } else { then };
-        // The keys, if they are rows.
-        let rows = match keys {
-            Keys::Panels(panels) => {
-                panel_scores(set, q, panels, values.halves(), (scores, BLOCK), m, scratch);
-                None
-            }
-            Keys::Rows(rows) => {
-                Some(row_scores(set, Size { m, n, k: key_width }, q, rows, next, scores, memory))
-            }
+        let block = source.read(start, n);
+        if matches!(block, Block::WholePanels { .. } | Block::WholeRows(_)) && fresh {
+            pairs::round_queries(set, &queries.q[..m * key_width], key_width, rounded.q, rounded.q_factors);
+            fresh = false;
+        }
+        let mut weigh = |scores: &mut [f32], values: &mut [f32]| {
+            weigh(set, scores, queries.seen, start, queries.soft_cap, [partial.max, partial.sum, values]);
         };
-        weigh(set, scores, queries.seen, start, queries.soft_cap, [partial.max, partial.sum, partial.values]);
-        let (values, stride, next) = match (values, rows) {
-            (Values::Rows(values, stride), _) => (values, stride, next),
-            // What comes next has been asked for.
-            (Values::OfKeys, Some(rows)) => (rows, key_width, &[][..]),
-            (Values::OfKeys, None) => unreachable!("values in panels"),
-        };
-        let (size, weights) = (Size { m, n: value_width, k: n }, (&*scores, BLOCK));
-        let out = (&mut *partial.values, value_width);
-        match values {
-            Stored::F32(values) => nn(set, size, weights, (values, stride), out, true),
-            Stored::F16(values) => halves::nn(set, size, weights, (values, stride), out, true, next, scratch),
+        let (size, out) = (Size { m, n: value_width, k: n }, &mut *partial.values);
+        match block {
+            Block::Panels { keys, values } => {
+                let panels = keys.widened(key_memory).chunks_exact(PANEL * key_width);
+                let size_of_panel = Size { m, n: PANEL, k: key_width };
+                for (i, panel) in panels.enumerate() {
+                    nn(set, size_of_panel, q, (panel, PANEL), (&mut scores[i * PANEL..], BLOCK), false);
+                }
+                weigh(scores, out);
+                let values = values.widened(value_memory);
+                nn(set, size, (scores, BLOCK), (values, value_width), (out, value_width), true);
+            }
+            Block::Rows { keys, values } => {
+                let keys = keys.widened(key_memory);
+                nt(set, Size { m, n, k: key_width }, q, (keys, key_width), (scores, BLOCK));
+                weigh(scores, out);
+                let values = match values {
+                    Values::Rows(values) => (values.widened(value_memory), value_width),
+                    Values::OfKeys => (keys, key_width),
+                };
+                nn(set, size, (scores, BLOCK), values, (out, value_width), true);
+            }
+            Block::WholePanels { keys, values } => {
+                rounded.scores(set, keys.numbers.as_chunks().0, key_width, scores, values.numbers);
+                pairs::scale_scores(set, scores, array(keys.scales));
+                weigh(scores, out);
+                let pairs = values.numbers.as_chunks().0;
+                rounded.add_values(set, scores, array(values.scales), size, pairs, out, next);
+            }
+            Block::WholeRows(rows) => {
+                let panel = PANEL * key_width.div_ceil(2);
+                let panels = pairs::pairs(&mut key_memory[..n.div_ceil(PANEL) * panel]);
+                for (panel, rows) in
+                    panels.chunks_exact_mut(panel).zip(rows.numbers.chunks(PANEL * key_width))
+                {
+                    pairs::turn(set, rows, key_width, panel, PANEL);
+                }
+                rounded.scores(set, panels, key_width, scores, next);
+                pairs::scale_scores(set, scores, array(rows.scales));
+                weigh(scores, out);
+                let values = pairs::pairs(&mut value_memory[..n.div_ceil(2) * value_width]);
+                pairs::interleave(set, rows.numbers, key_width, n.div_ceil(2), values);
+                // What comes next has been asked for.
+                rounded.add_values(set, scores, array(rows.scales), size, values, out, &[]);
+            }
         }
         start += BLOCK;
     }
 }
 
-/// Scores of the positions of panels; `ahead` is wanted next.
-fn panel_scores(
-    set: Set,
-    q: Rows<'_>,
-    panels: Stored<'_>,
-    ahead: &[u16],
-    scores: RowsMut<'_>,
-    m: usize,
-    scratch: &mut [f32],
-) {
-    let size = Size { m, n: PANEL, k: q.1 };
-    let len = size.k * PANEL;
-    match panels {
-        Stored::F32(panels) => {
-            for (i, panel) in panels.chunks_exact(len).enumerate() {
-                nn(set, size, q, (panel, PANEL), (&mut scores.0[i * PANEL..], scores.1), false);
-            }
-        }
-        Stored::F16(panels) => {
-            for (i, panel) in panels.chunks_exact(len).enumerate() {
-                let ahead = halves::part(ahead, i, panels.len() / len);
-                let out = (&mut scores.0[i * PANEL..], scores.1);
-                halves::nn(set, size, q, (panel, PANEL), out, false, ahead, scratch);
-            }
-        }
-    }
+/// The scales of a block.
+fn array(scales: &[f32]) -> &[f32; BLOCK] {
+    scales.first_chunk().expect("a scale for every position of a block")
 }
 
-/// Scores of the positions of rows; `ahead` is wanted next. Returns the rows as they are best used again: as they are stored,
-/// or widened in `memory`.
-fn row_scores<'a>(
-    set: Set,
-    size: Size,
-    q: Rows<'_>,
-    rows: Stored<'a>,
-    ahead: &[u16],
-    scores: &mut [f32],
-    memory: &'a mut [f32],
-) -> Stored<'a> {
-    if let Stored::F16(halves) = rows
-        && halves::nt(set, size, q, (halves, size.k), (scores, BLOCK), ahead)
-    {
-        return rows;
+/// Queries and weights as whole numbers.
+struct Rounded<'a> {
+    q: &'a mut [Pair],
+    q_factors: &'a mut [f32],
+    weights: &'a mut [Pair],
+    weight_factors: &'a mut [f32],
+}
+
+impl<'a> Rounded<'a> {
+    /// Memory for a row.
+    const fn len(key_width: usize) -> usize {
+        key_width.div_ceil(2) + BLOCK / 2 + 2
     }
-    let rows = rows.widened(set, memory);
-    nt(set, size, q, (rows, size.k), (scores, BLOCK));
-    Stored::F32(rows)
+
+    /// For `m` rows in `memory`, as it is.
+    fn of(memory: &'a mut [f32], m: usize, key_width: usize) -> Self {
+        let (q, rest) = memory.split_at_mut(m * key_width.div_ceil(2));
+        let (q_factors, rest) = rest.split_at_mut(m);
+        let (weights, rest) = rest.split_at_mut(m * BLOCK / 2);
+        let (q, weights) = (pairs::pairs(q), pairs::pairs(weights));
+        Self { q, q_factors, weights, weight_factors: &mut rest[..m] }
+    }
+
+    /// Scores of the positions of panels, without the scales of these; `ahead` is wanted next.
+    fn scores(&self, set: Set, panels: &[Pair], key_width: usize, scores: &mut [f32], ahead: &[i16]) {
+        let size = Size { m: self.q_factors.len(), n: PANEL, k: key_width.div_ceil(2) };
+        let panels = panels.chunks_exact(size.k * PANEL);
+        let parts = panels.len();
+        for (i, panel) in panels.enumerate() {
+            let ahead = &ahead[i * ahead.len() / parts..(i + 1) * ahead.len() / parts];
+            let out = (&mut scores[i * PANEL..], BLOCK);
+            pairs::nn(set, size, (self.q, size.k), self.q_factors, (panel, PANEL), out, false, ahead);
+        }
+    }
+
+    /// Adds `size.k` values with their weights to `out`; `ahead` is wanted next.
+    #[expect(clippy::too_many_arguments, reason = "a product and its surroundings")]
+    fn add_values(
+        &mut self,
+        set: Set,
+        weights: &mut [f32],
+        scales: &[f32; BLOCK],
+        size: Size,
+        values: &[Pair],
+        out: &mut [f32],
+        ahead: &[i16],
+    ) {
+        pairs::round_weights(set, weights, scales, self.weights, self.weight_factors);
+        let (size, width) = (Size { k: size.k.div_ceil(2), ..size }, size.n);
+        let (a, b) = ((&*self.weights, BLOCK / 2), (values, width));
+        pairs::nn(set, size, a, self.weight_factors, b, (out, width), true, ahead);
+    }
 }
 
 vectorised! {
