@@ -24,7 +24,8 @@ enum Store {
     Whole { numbers: Aligned<i16>, scales: Aligned<f32> },
 }
 
-/// Where a row lies: its first number, how many are neighbours, and the distance from these to the next such; and its scale.
+/// Where a row lies: its first number, how many are neighbours (one, two or all), and the distance from these to the next such; and
+/// its scale.
 #[derive(Clone, Copy)]
 struct Place {
     at: usize,
@@ -35,7 +36,23 @@ struct Place {
 
 impl Place {
     fn places(self, len: usize) -> impl Iterator<Item = usize> {
-        (0..len).map(move |i| self.at + i / self.run * self.step + i % self.run)
+        let runs = (0..len.div_ceil(self.run)).map(move |i| (self.at + i * self.step, len - i * self.run));
+        runs.flat_map(move |(at, left)| at..at + left.min(self.run))
+    }
+
+    /// Writes a row to where it belongs.
+    fn write<T: Copy>(self, row: &[T], values: &mut [T]) {
+        match self.run {
+            1 => row.iter().enumerate().for_each(|(i, v)| values[self.at + i * self.step] = *v),
+            2 => {
+                let (pairs, odd) = row.as_chunks::<2>();
+                for (i, pair) in pairs.iter().enumerate() {
+                    values[self.at + i * self.step..][..2].copy_from_slice(pair);
+                }
+                odd.iter().for_each(|v| values[self.at + pairs.len() * self.step] = *v);
+            }
+            _ => values[self.at..][..row.len()].copy_from_slice(row),
+        }
     }
 }
 
@@ -70,15 +87,18 @@ impl Store {
     }
 
     fn write(&mut self, place: Place, row: &[f32]) {
-        let places = place.places(row.len());
+        let halves = || {
+            let mut halves = vec![f16::ZERO; row.len()];
+            halves.convert_from_f32_slice(row);
+            halves
+        };
         match self {
-            Store::F32(values) => places.zip(row).for_each(|(at, v)| values[at] = *v),
-            Store::F16(values) => places.zip(row).for_each(|(at, v)| values[at] = f16::from_f32(*v)),
+            Store::F32(values) => place.write(row, values),
+            Store::F16(values) => place.write(&halves(), values),
             Store::Whole { numbers, scales } => {
-                let (mut halves, mut rounded) = (vec![f16::ZERO; row.len()], vec![0; row.len()]);
-                halves.convert_from_f32_slice(row);
-                scales[place.scale] = round_row(&halves.to_f32_vec(), &mut rounded);
-                places.zip(rounded).for_each(|(at, n)| numbers[at] = n);
+                let mut rounded = vec![0; row.len()];
+                scales[place.scale] = round_row(&halves().to_f32_vec(), &mut rounded);
+                place.write(&rounded, numbers);
             }
         }
     }

@@ -26,9 +26,9 @@ pub(crate) struct Whole<'a> {
     pub scales: &'a [f32],
 }
 
-/// The largest number of a stored row, and the square of its norm, which must be less.
-const LARGEST: u32 = 1 << 14;
-const SQUARES: u64 = 1 << 32;
+/// The largest number of a stored row, and the square of its norm, which must be less; by so much that rounding its sum does no harm.
+const LARGEST: f32 = 16384.0;
+const SQUARES: f32 = (u32::MAX - (1 << 16)) as f32;
 
 /// The largest sum of rounded weights, with room for rounding up.
 const WEIGHTS: f32 = ((1 << 17) - BLOCK) as f32;
@@ -45,36 +45,61 @@ fn whole(x: f32) -> i32 {
 /// Rounds a row of halves to the numbers that are kept, and returns their scale. Rounded once more, the result stays as it is. Of
 /// what is not a number only that is kept.
 pub(crate) fn round_row(row: &[f32], numbers: &mut [i16]) -> f32 {
-    let squares: f64 = row.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
+    // Sums of squares times a power of four: none of them is rounded otherwise than the others.
+    let squares = round_with(1.0, row, numbers, |v| v).squares;
     if squares == 0.0 || !squares.is_finite() {
         numbers.fill(0);
         return if squares == 0.0 { 0.0 } else { f32::NAN };
     }
-    // With a smaller exponent the norm would surely be too large.
-    let mut exponent = (squares.log2() / 2.0).floor() as i32 - 16;
+    // With it the norm is from 2^15 to 2^16, before numbers are rounded.
+    let mut exponent = ((squares.to_bits() >> 23) as i32 - 127).div_euclid(2) - 15;
     loop {
-        let inverse = 2f32.powi(-exponent);
-        let (mut largest, mut squares) = (0, 0);
-        for (number, v) in numbers.iter_mut().zip(row) {
-            let rounded = whole(v * inverse);
-            *number = rounded as i16;
-            largest = rounded.unsigned_abs().max(largest);
-            squares += u64::from(rounded.unsigned_abs()).pow(2);
-        }
-        // Rounded down, numbers may fit twice as large: as they would be found if rounded once more.
-        while fits(2 * largest, 4 * squares) {
-            numbers.iter_mut().for_each(|number| *number *= 2);
-            (largest, squares, exponent) = (2 * largest, 4 * squares, exponent - 1);
-        }
-        if fits(largest, squares) {
+        let mut sizes = round_with(2f32.powi(-exponent), row, numbers, |v| (v + ROUND) - ROUND);
+        if sizes.fit() {
+            // Rounded down, they may fit twice as large: as they would be found if rounded once more.
+            while sizes.doubled().fit() {
+                numbers.iter_mut().for_each(|number| *number *= 2);
+                (sizes, exponent) = (sizes.doubled(), exponent - 1);
+            }
             return 2f32.powi(exponent);
         }
         exponent += 1;
     }
 }
 
-fn fits(largest: u32, squares: u64) -> bool {
-    largest <= LARGEST && squares < SQUARES
+/// The largest of some numbers, and the sum of their squares.
+struct Sizes {
+    largest: f32,
+    squares: f32,
+}
+
+impl Sizes {
+    fn fit(&self) -> bool {
+        self.largest <= LARGEST && self.squares < SQUARES
+    }
+
+    fn doubled(&self) -> Self {
+        Self { largest: 2.0 * self.largest, squares: 4.0 * self.squares }
+    }
+}
+
+/// Writes the whole numbers next to `row` times `factor`, and measures what `round` makes of the latter.
+#[inline(always)]
+fn round_with(factor: f32, row: &[f32], numbers: &mut [i16], round: impl Fn(f32) -> f32) -> Sizes {
+    let (mut largest, mut squares): (Lanes, Lanes) = ([0.0; LANES], [0.0; LANES]);
+    for (row, numbers) in row.chunks(LANES).zip(numbers.chunks_mut(LANES)) {
+        let mut lanes: Lanes = [0.0; LANES];
+        lanes[..row.len()].copy_from_slice(row);
+        for i in 0..LANES {
+            let v = round(lanes[i] * factor);
+            lanes[i] *= factor;
+            largest[i] = if v.abs() > largest[i] { v.abs() } else { largest[i] };
+            squares[i] += v * v;
+        }
+        let rounded = lanes.map(|v| whole(v) as i16);
+        numbers.copy_from_slice(&rounded[..row.len()]);
+    }
+    Sizes { largest: largest.iter().fold(0.0, |m, v| v.max(m)), squares: sum_lanes(squares) }
 }
 
 vectorised! {
