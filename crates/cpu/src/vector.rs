@@ -103,6 +103,19 @@ pub(crate) fn sum_lanes(mut lanes: Lanes) -> f32 {
     lanes[0]
 }
 
+/// The largest of all lanes, none of which is NaN.
+#[inline(always)]
+pub(crate) fn max_lanes(mut lanes: Lanes) -> f32 {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for i in 0..width {
+            lanes[i] = if lanes[i + width] > lanes[i] { lanes[i + width] } else { lanes[i] };
+        }
+        width /= 2;
+    }
+    lanes[0]
+}
+
 /// `sum_i a[i] b[i]` for use inside vectorised functions.
 #[inline(always)]
 pub(crate) fn dot_lanes<A: Arch>(a: &[f32], b: &[f32]) -> f32 {

@@ -11,7 +11,7 @@ use super::transpose::transpose;
 use crate::kernels::Set;
 #[cfg(target_arch = "x86_64")]
 use crate::kernels::avx512;
-use crate::vector::{Arch, LANES, Lanes, sum_lanes, vectorised};
+use crate::vector::{Arch, LANES, Lanes, max_lanes, sum_lanes, vectorised};
 
 /// Two numbers that are multiplied with two others and added.
 pub(crate) type Pair = [i16; 2];
@@ -99,7 +99,7 @@ fn round_with(factor: f32, row: &[f32], numbers: &mut [i16], round: impl Fn(f32)
         let rounded = lanes.map(|v| whole(v) as i16);
         numbers.copy_from_slice(&rounded[..row.len()]);
     }
-    Sizes { largest: largest.iter().fold(0.0, |m, v| v.max(m)), squares: sum_lanes(squares) }
+    Sizes { largest: max_lanes(largest), squares: sum_lanes(squares) }
 }
 
 vectorised! {
@@ -147,18 +147,21 @@ vectorised! {
     ) {
         let numbers = pairs.as_flattened_mut().as_chunks_mut::<BLOCK>().0;
         for ((weights, numbers), factor) in weights.as_chunks_mut::<BLOCK>().0.iter_mut().zip(numbers).zip(factors) {
+            for (weight, scale) in weights.iter_mut().zip(scales) {
+                let scaled = *weight * scale;
+                // A position that is not seen may hold anything.
+                *weight = if *weight == 0.0 { 0.0 } else { scaled };
+            }
             let (mut sums, mut tops): (Lanes, Lanes) = ([0.0; LANES], [0.0; LANES]);
-            let chunks = weights.as_chunks_mut::<LANES>().0.iter_mut().zip(scales.as_chunks::<LANES>().0);
-            for (weights, scales) in chunks {
-                for i in 0..LANES {
-                    // A position that is not seen may hold anything.
-                    let weight = if weights[i] == 0.0 { 0.0 } else { weights[i] * scales[i] };
-                    weights[i] = weight;
-                    sums[i] += weight;
-                    tops[i] = if weight > tops[i] { weight } else { tops[i] };
+            for weights in weights.as_chunks::<LANES>().0 {
+                for (sum, weight) in sums.iter_mut().zip(weights) {
+                    *sum += weight;
+                }
+                for (top, weight) in tops.iter_mut().zip(weights) {
+                    *top = if *weight > *top { *weight } else { *top };
                 }
             }
-            let (sum, top) = (sum_lanes(sums), tops.iter().fold(0.0f32, |m, t| if *t > m { *t } else { m }));
+            let (sum, top) = (sum_lanes(sums), max_lanes(tops));
             // The same as the smaller of two quotients; what is not a number stays none.
             let size = if sum / WEIGHTS < top / 32_767.0 { top / 32_767.0 } else { sum / WEIGHTS };
             // So little is nothing beside the largest weight of all blocks, and its inverse might not be finite.
@@ -281,6 +284,18 @@ vectorised! {
             }
         }
     }
+}
+
+/// Asks for scales, which lie apart from their numbers, before they are wanted.
+pub(crate) fn prefetch(scales: &[f32]) {
+    #[cfg(target_arch = "x86_64")]
+    for line in scales.chunks(LANES) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: every x86-64 has the instruction, and it reads nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = scales;
 }
 
 /// The memory of floats, for pairs.

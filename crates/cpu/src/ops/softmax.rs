@@ -13,7 +13,7 @@ use half::slice::HalfFloatSliceExt;
 use super::dense::{PANEL, Size, nn, nt};
 use super::pairs::{self, Pair, Whole};
 use crate::kernels::Set;
-use crate::vector::{LANES, Lanes, exp, sum_lanes, vectorised};
+use crate::vector::{LANES, Lanes, exp, max_lanes, sum_lanes, vectorised};
 
 /// Positions of a block: their keys and values stay in the nearest caches.
 pub(crate) const BLOCK: usize = 64;
@@ -191,6 +191,8 @@ pub(crate) fn attend(
                 nn(set, size, (scores, BLOCK), values, (out, value_width), true);
             }
             Block::WholePanels { keys, values } => {
+                pairs::prefetch(keys.scales);
+                pairs::prefetch(values.scales);
                 rounded.scores(set, keys.numbers.as_chunks().0, key_width, scores, values.numbers);
                 pairs::scale_scores(set, scores, array(keys.scales));
                 weigh(scores, out);
@@ -198,6 +200,7 @@ pub(crate) fn attend(
                 rounded.add_values(set, scores, array(values.scales), size, pairs, out, next);
             }
             Block::WholeRows(rows) => {
+                pairs::prefetch(rows.scales);
                 let panel = PANEL * key_width.div_ceil(2);
                 let panels = pairs::pairs(&mut key_memory[..n.div_ceil(PANEL) * panel]);
                 for (panel, rows) in
@@ -312,7 +315,7 @@ vectorised! {
                     *top = if *s > *top { *s } else { *top };
                 }
             }
-            let max = top.iter().fold(f32::NEG_INFINITY, |m, s| if *s > m { *s } else { m });
+            let max = max_lanes(top);
             let mut sum: Lanes = [0.0; LANES];
             for lanes in scores.iter_mut() {
                 for (sum, s) in sum.iter_mut().zip(lanes) {
