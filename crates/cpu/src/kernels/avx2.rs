@@ -7,6 +7,7 @@
 //!   `2^s` times too large if it begins at bit `s`. Code `l` of every eight lies in lane `l` of the sums, so that lane is
 //!   too large by the same factor throughout, and one product at the end of a row puts it right.
 
+pub(crate) mod pairs;
 mod scales;
 
 use std::arch::x86_64::*;

@@ -1,7 +1,7 @@
 //! Integer products with quantised weights, one file per instruction set.
 
 #[cfg(target_arch = "x86_64")]
-mod avx2;
+pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
 mod codes;
