@@ -556,13 +556,9 @@ impl Backend for Cpu {
         let _time = self.time("gated_delta");
         let shapes = states.iter().map(|state| state.shape);
         check::gated_delta(qkv.shape(), a.shape(), b.shape(), weights, batch.spans(), shapes)?;
-        let width = weights.shape.value_total();
-        Ok(self.fill(batch.rows(), width, |y| {
-            for (span, state) in batch.spans().iter().zip(states) {
-                let y = &mut y[span.row * width..][..span.len * width];
-                let gates = [a.rows(span.rows()), b.rows(span.rows())];
-                gdn::gated_delta(&self.machine, qkv.rows(span.rows()), gates, weights, state, y);
-            }
+        Ok(self.fill(batch.rows(), weights.shape.value_total(), |y| {
+            let inputs = [qkv.values(), a.values(), b.values()];
+            gdn::gated_delta(&self.machine, inputs, weights, batch.spans(), states, y);
         }))
     }
 

@@ -1,6 +1,8 @@
 //! Gated DeltaNet.
 
-use ::backend::{GdnShape, GdnWeights};
+use std::ops::Range;
+
+use ::backend::{GdnShape, GdnWeights, Span};
 
 use super::norm::inverse_root;
 use super::{sigmoid, silu_lane};
@@ -127,16 +129,16 @@ struct Steps<'a> {
     beta: &'a [f32],
 }
 
-/// Runs one head over some tokens; `write(t, first row of the block, values)` takes the results.
+/// Runs one head over some tokens; `write(t, first row of the block, values)` takes the results. `out` is memory for as many.
 fn run_head(
     set: Set,
     shape: &GdnShape,
     head: &mut [f32],
     steps: &Steps<'_>,
+    out: &mut [[f32; ROWS]],
     mut write: impl FnMut(usize, usize, &[f32]),
 ) {
     let (dk, dv) = (shape.key_dim, shape.value_dim);
-    let mut out = [[0.0; ROWS]; TOKENS];
     for (block, state) in head.chunks_exact_mut(dk * ROWS).enumerate() {
         let first = block * ROWS;
         let width = ROWS.min(dv - first);
@@ -263,7 +265,7 @@ pub(crate) fn recurrence(
                 g: &of_head(g)[..len],
                 beta: &of_head(beta)[..len],
             };
-            run_head(machine.set, &shape, head, &steps, |t, first, values| {
+            run_head(machine.set, &shape, head, &steps, &mut [[0.0; ROWS]; TOKENS], |t, first, values| {
                 // SAFETY: this head's part of this token's row; heads are different tasks.
                 let y = unsafe { y.range(((start + t) * heads + h) * dv + first, values.len()) };
                 y.copy_from_slice(values);
@@ -272,27 +274,90 @@ pub(crate) fn recurrence(
     });
 }
 
-/// A whole layer's core over the rows `x` of one span, from `[q | k | v]`, `a` and `b` to `y`. A task takes a key head and
-/// the value heads that read it through everything, so that nothing in between leaves its caches.
+/// One span on its way through a layer's core.
+struct Part<'a> {
+    rows: Span,
+    past: &'a Window,
+    /// The recurrent matrices of all heads.
+    matrices: Parts<'a, f32>,
+}
+
+/// Whether spans are whole tasks: where they are many and short, to hand out their heads one by one takes longer than the work.
+fn whole(machine: &Machine, spans: &[Span]) -> bool {
+    const TASKS: usize = 4;
+    const SHORT: usize = 4;
+    spans.iter().filter(|span| span.len <= SHORT).count() >= TASKS * machine.pool.threads()
+}
+
+/// A whole layer's core, from `[q | k | v]`, `a` and `b` to `y`. A task takes a key head and the value heads that read it through
+/// everything, so that nothing in between leaves its caches.
 pub(crate) fn gated_delta(
     machine: &Machine,
-    x: &[f32],
-    [a, b]: [&[f32]; 2],
+    [x, a, b]: [&[f32]; 3],
     weights: &GdnWeights<Tensor>,
-    state: &mut Recurrent,
+    spans: &[Span],
+    states: &mut [&mut Recurrent],
     y: &mut [f32],
 ) {
-    let shape = state.shape;
-    let GdnShape { key_heads, value_heads: heads, key_dim: dk, value_dim: dv, .. } = shape;
-    let (keys, per_key) = (shape.key_total(), heads / key_heads);
+    let shape = weights.shape;
     let taps = &*weights.conv.turned(machine.set);
-    let (a_log, dt_bias) = (weights.a_log.values(), weights.dt_bias.values());
-    let n = a.len() / heads;
-    let width = 2 * dk + per_key * dv;
-    let y = Parts::new(y);
-    let past = &state.window;
-    machine.pool.pieces(&mut state.state, per_key * head_len(&shape), |key_head, matrices| {
-        let mut memory = machine.arena.take(TOKENS.min(n) * width);
+    let layer = Layer { machine, shape, x, a, b, taps, weights, y: Parts::new(y) };
+    let parts: Vec<Part<'_>> = (spans.iter().zip(&mut *states))
+        .map(|(span, state)| {
+            let Recurrent { window, state, .. } = &mut **state;
+            Part { rows: *span, past: window, matrices: Parts::new(state) }
+        })
+        .collect();
+    let whole = whole(machine, spans);
+    let mut tasks: Vec<(usize, Range<usize>)> = Vec::new();
+    for (i, span) in spans.iter().enumerate() {
+        let heads = if whole && span.len < TOKENS { shape.key_heads } else { 1 };
+        tasks.extend((0..shape.key_heads).step_by(heads).map(|head| (i, head..head + heads)));
+    }
+    // Long ones first, so that threads end together.
+    tasks.sort_by_key(|(i, _)| std::cmp::Reverse(spans[*i].len));
+    machine.pool.run(tasks.len(), |task| {
+        let (i, heads) = &tasks[task];
+        // SAFETY: every head of every span is in one task.
+        heads.clone().for_each(|head| unsafe { layer.key_head(&parts[*i], head) });
+    });
+    for (span, state) in spans.iter().zip(states) {
+        let channels = shape.channels();
+        state.window.advance(&x[span.row * channels..][..span.len * channels]);
+    }
+}
+
+/// What all tasks of a layer's core share.
+struct Layer<'a> {
+    machine: &'a Machine,
+    shape: GdnShape,
+    x: &'a [f32],
+    a: &'a [f32],
+    b: &'a [f32],
+    taps: &'a [f32],
+    weights: &'a GdnWeights<Tensor>,
+    y: Parts<'a, f32>,
+}
+
+impl Layer<'_> {
+    /// One key head of one span, and the value heads that read it.
+    ///
+    /// # Safety
+    /// Nobody else may work on this head of this span.
+    unsafe fn key_head(&self, part: &Part<'_>, key_head: usize) {
+        let Self { machine, shape, taps, weights, .. } = self;
+        let GdnShape { key_heads, value_heads: heads, key_dim: dk, value_dim: dv, .. } = *shape;
+        let (keys, per_key) = (shape.key_total(), heads / key_heads);
+        let (a_log, dt_bias) = (weights.a_log.values(), weights.dt_bias.values());
+        let Span { row: first_row, len: n, .. } = part.rows;
+        let x = &self.x[first_row * shape.channels()..][..n * shape.channels()];
+        let width = 2 * dk + per_key * dv;
+        let len = per_key * head_len(shape);
+        // SAFETY: by the caller's promise.
+        let matrices = unsafe { part.matrices.range(key_head * len, len) };
+        let mut memory = machine.arena.take(TOKENS.min(n) * (width + ROWS));
+        let (memory, out) = memory.split_at_mut(TOKENS.min(n) * width);
+        let out = out.as_chunks_mut::<ROWS>().0;
         for start in (0..n).step_by(TOKENS) {
             let len = TOKENS.min(n - start);
             for (t, row) in memory.chunks_exact_mut(width).enumerate().take(len) {
@@ -305,26 +370,26 @@ pub(crate) fn gated_delta(
                 ];
                 parts
                     .into_iter()
-                    .for_each(|(at, part)| conv_row(machine.set, x, taps, past, start + t, at, part));
+                    .for_each(|(at, y)| conv_row(machine.set, x, taps, part.past, start + t, at, y));
                 normalise(machine.set, q, dk, query_scale(dk));
                 normalise(machine.set, k, dk, 1.0);
             }
-            for (i, head) in matrices.chunks_exact_mut(head_len(&shape)).enumerate() {
+            for (i, head) in matrices.chunks_exact_mut(head_len(shape)).enumerate() {
                 let h = key_head * per_key + i;
                 let (mut g, mut beta) = ([0.0; TOKENS], [0.0; TOKENS]);
                 for t in 0..len {
-                    let at = (start + t) * heads + h;
-                    (g[t], beta[t]) = (decay(a[at], a_log[h], dt_bias[h]), sigmoid(b[at]));
+                    let at = (first_row + start + t) * heads + h;
+                    (g[t], beta[t]) = (decay(self.a[at], a_log[h], dt_bias[h]), sigmoid(self.b[at]));
                 }
                 let (g, beta) = (&g[..len], &beta[..len]);
-                let steps = Steps { rows: &memory, stride: width, q: 0, k: dk, v: 2 * dk + i * dv, g, beta };
-                run_head(machine.set, &shape, head, &steps, |t, first, values| {
-                    // SAFETY: this head's part of this token's row; heads are different tasks.
-                    let y = unsafe { y.range(((start + t) * heads + h) * dv + first, values.len()) };
+                let steps = Steps { rows: memory, stride: width, q: 0, k: dk, v: 2 * dk + i * dv, g, beta };
+                run_head(machine.set, shape, head, &steps, out, |t, first, values| {
+                    let at = ((first_row + start + t) * heads + h) * dv + first;
+                    // SAFETY: this head's part of this token's row, which is the caller's.
+                    let y = unsafe { self.y.range(at, values.len()) };
                     y.copy_from_slice(values);
                 });
             }
         }
-    });
-    state.window.advance(x);
+    }
 }
