@@ -22,6 +22,10 @@ struct Lists {
     most_values: usize,
 }
 
+/// A free buffer that is larger than asked for is used if it is at most so many times as large: steps of a server differ in
+/// their tokens, and memory from the system costs more than the operation.
+const LARGER: usize = 4;
+
 /// Where buffers come from and return to.
 #[derive(Default)]
 pub(crate) struct Arena(Mutex<Lists>);
@@ -41,19 +45,13 @@ impl Arena {
 
     /// A buffer of `len` values that nobody has set: what is in them is left over from earlier use.
     pub fn take(self: &Arc<Self>, len: usize) -> Buffer {
-        let size = size_for(len);
-        let found = {
-            let mut lists = self.lists();
-            lists.used_values += size;
-            lists.most_values = lists.most_values.max(lists.used_values);
-            let found = lists.free.get_mut(&size).and_then(Vec::pop);
-            match found {
-                Some(_) => lists.free_values -= size,
-                None => lists.shrink(),
-            }
-            found
-        };
-        let mut values = found.unwrap_or_else(|| Aligned::zeros(size));
+        self.take_within(len, LARGER)
+    }
+
+    /// A buffer whose memory is at most so many times as large as needed.
+    fn take_within(self: &Arc<Self>, len: usize, times: usize) -> Buffer {
+        let found = self.lists().take(size_for(len), times);
+        let mut values = found.unwrap_or_else(|| Aligned::zeros(size_for(len)));
         if cfg!(debug_assertions) {
             // What is read before it is written must show in tests.
             values.fill(f32::NAN);
@@ -61,22 +59,35 @@ impl Arena {
         Buffer { values, len, arena: self.clone() }
     }
 
-    /// A buffer with these values.
+    /// A buffer with these values, for keeping: no larger than needed.
     pub fn copy(self: &Arc<Self>, values: &[f32]) -> Buffer {
-        let mut buffer = self.take(values.len());
+        let mut buffer = self.take_within(values.len(), 1);
         buffer.copy_from_slice(values);
         buffer
     }
 
-    /// A buffer of zeros.
+    /// A buffer of zeros, for keeping.
     pub fn zeros(self: &Arc<Self>, len: usize) -> Buffer {
-        let mut buffer = self.take(len);
+        let mut buffer = self.take_within(len, 1);
         buffer.fill(0.0);
         buffer
     }
 }
 
 impl Lists {
+    /// A free buffer of this size, or so many times as large; counts it, or the one that has to be made, as used.
+    fn take(&mut self, size: usize, times: usize) -> Option<Aligned<f32>> {
+        let found = self.free.range_mut(size..=times * size).find_map(|(_, free)| free.pop());
+        let found_size = found.as_ref().map_or(size, |values| values.len());
+        self.used_values += found_size;
+        self.most_values = self.most_values.max(self.used_values);
+        match found {
+            Some(_) => self.free_values -= found_size,
+            None => self.shrink(),
+        }
+        found
+    }
+
     /// Forgets free buffers, the largest first, until those that remain and those in use are no more than the most
     /// that were ever in use.
     fn shrink(&mut self) {
