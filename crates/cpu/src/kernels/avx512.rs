@@ -32,27 +32,34 @@ fn register_elements(packing: Packing) -> usize {
 
 /// Writes whole numbers as bytes, in the order that the kernels for `form` want.
 pub(super) fn arrange(form: Form, numbers: &[i16], out: &mut [i8]) {
-    assert!(numbers.len().is_multiple_of(256) && out.len() == 2 * numbers.len());
+    assert!(numbers.len().is_multiple_of(form.padding()) && out.len() == 2 * numbers.len());
     // SAFETY: called for the set `Avx512` alone; the lengths are as the function wants them.
     unsafe { arrange_blocks(form, numbers, out) }
 }
 
-/// Where byte `i` of a block of 64, or of 128 or 256, comes from.
-fn source(form: Form, i: usize) -> usize {
-    let planes = match form.packing {
-        Packing::Bits(4) | Packing::Fp4 => 2,
-        Packing::Bits(2) => 4,
-        Packing::Bits(_) => return i,
-    };
-    if form.panel {
-        // Of every dword of codes: first elements of each byte, then second, ...
-        let (dword, byte, plane) = (i / (4 * planes), i % 4, i / 4 % planes);
-        dword * 4 * planes + byte * planes + plane
-    } else {
-        // Of every register of codes likewise.
-        (i % 64) * planes + i / 64
+/// Where each byte of a block of 64, or of 128 or 256, comes from, when codes have so many elements in a byte.
+const fn order(planes: usize, panel: bool) -> [u8; 256] {
+    let mut order = [0; 256];
+    let mut i = 0;
+    while i < 256 {
+        let source = if panel {
+            // Of every dword of codes: first elements of each byte, then second, ...
+            let (dword, byte, plane) = (i % 64 / (4 * planes), i % 4, i / 4 % planes);
+            dword * 4 * planes + byte * planes + plane
+        } else {
+            // Of every register of codes likewise.
+            let i = i % (64 * planes);
+            (i % 64) * planes + i / 64
+        };
+        order[i] = source as u8;
+        i += 1;
     }
+    order
 }
+
+/// For few tokens and for many: to compute it takes longer than to arrange a short token.
+static ORDERS: [[[u8; 256]; 2]; 3] =
+    [[order(1, false), order(1, true)], [order(2, false), order(2, true)], [order(4, false), order(4, true)]];
 
 /// # Safety
 /// Lengths as `arrange` checks them, on a machine with these instructions.
@@ -61,7 +68,7 @@ unsafe fn arrange_blocks(form: Form, numbers: &[i16], out: &mut [i8]) {
     // For few tokens `[all high bytes | all low bytes]`, for many `[64 high | 64 low]` block by block.
     let padded = numbers.len();
     let registers = if form.panel { 1 } else { register_elements(form.packing) / 64 };
-    let order: [u8; 256] = std::array::from_fn(|i| source(form, i % (64 * registers)) as u8);
+    let order = &ORDERS[(register_elements(form.packing) / 64).ilog2() as usize][usize::from(form.panel)];
     let mut planes = [[0i8; 256]; 2];
     for (b, numbers) in numbers.chunks_exact(64 * registers).enumerate() {
         for (r, numbers) in numbers.chunks_exact(32).enumerate() {

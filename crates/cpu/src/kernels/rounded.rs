@@ -32,6 +32,11 @@ impl Form {
     pub fn of(codes: &Codes<'_>, panel: bool) -> Self {
         Form { packing: codes.packing, group: codes.group, panel }
     }
+
+    /// Columns that arrangements are padded to with zeros: the most that a kernel takes at a time.
+    pub fn padding(self) -> usize {
+        if self.panel { 64 } else { 256 }
+    }
 }
 
 /// A buffer of bytes.
@@ -67,16 +72,13 @@ pub(crate) struct Rounded {
     pub sums: Vec<f32>,
 }
 
-/// Columns of zeros that arrangements are padded to: the most that a kernel takes at a time.
-const PADDING: usize = 256;
-
 /// Sums are read 16 at a time.
 const SUM_PADDING: usize = LANES;
 
 impl Rounded {
     /// Room for `n` tokens of `cols` values, which [`TokenPart::fill`] writes, the padding too.
     pub fn new(arena: &Arc<Arena>, form: Form, cols: usize, n: usize) -> Self {
-        let stride = 2 * cols.next_multiple_of(PADDING);
+        let stride = 2 * cols.next_multiple_of(form.padding());
         let sums = n * Self::sum_stride_of(form, cols);
         Self {
             form,
@@ -127,7 +129,7 @@ impl TokenPart<'_> {
     /// Rounds `x`, whose length is that of all tokens; `numbers` is scratch.
     pub fn fill(self, set: Set, x: &[f32], numbers: &mut Vec<i16>) {
         numbers.clear();
-        numbers.resize(x.len().next_multiple_of(PADDING), 0);
+        numbers.resize(x.len().next_multiple_of(self.form.padding()), 0);
         *self.scale = round(set, x, &mut numbers[..x.len()]);
         group_sums(set, &numbers[..x.len()], self.form.group, self.sums);
         match set {
