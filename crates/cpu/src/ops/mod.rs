@@ -21,7 +21,7 @@ pub(crate) use elementwise::{silu_lane, tanh};
 use crate::Machine;
 
 /// Values that a task should have at least: to hand over fewer takes longer than to work on them.
-const TASK_VALUES: usize = 1 << 14;
+const TASK_VALUES: usize = 1 << 13;
 
 impl Machine {
     /// Calls `task(first row, rows)` for pieces of `y`, which has rows of `width` values: for all rows at once on this

@@ -143,6 +143,7 @@ pub(crate) struct Scratch {
     tile: Vec<[f32; PANEL]>,
     decoded: Vec<f32>,
     gathered: Vec<f32>,
+    results: Vec<f32>,
 }
 
 thread_local! {
@@ -270,16 +271,19 @@ pub(crate) fn products<const M: usize>(
         // The other threads take the tasks in between.
         let then = tasks.get(i + machine.pool.threads()).map_or(&[][..], |task| block(task, 0).stored());
         with_scratch(|scratch| {
-            let results: [Vec<f32>; M] = std::array::from_fn(|m| {
+            let len = task.tokens.len() * count;
+            let mut results = std::mem::take(&mut scratch.results);
+            // What is left of earlier tasks is overwritten.
+            results.resize(results.len().max(M * len), 0.0);
+            for (m, out) in results.chunks_exact_mut(len).enumerate().take(M) {
                 let next = if m + 1 < M { block(task, m + 1).stored() } else { then };
-                let mut out = vec![0.0; task.tokens.len() * count];
-                compute(machine, scratch, block(task, m), inputs, next, &mut out);
-                out
-            });
+                compute(machine, scratch, block(task, m), inputs, next, out);
+            }
             for (i, t) in groups[task.group].tokens[task.tokens.clone()].iter().enumerate() {
-                let values = std::array::from_fn(|m| &results[m][i * count..(i + 1) * count]);
+                let values = std::array::from_fn(|m| &results[m * len + i * count..][..count]);
                 emit(task.group, *t, first, values);
             }
+            scratch.results = results;
         });
     });
 }
