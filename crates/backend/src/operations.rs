@@ -72,6 +72,18 @@ pub trait Backend: Sized + 'static {
     /// Prepares a batch; called by [`Batch::new`] with at least one token, spans in row order without gaps.
     fn prepare_batch(&self, tokens: &[u32], spans: &[Span]) -> Result<Self::BatchData>;
 
+    /// Calls `task(i)` for every `i` below `count`, several at the same time where the backend has threads that would otherwise
+    /// wait: work on what was read, such as choosing tokens.
+    fn spread(&self, count: usize, task: &(dyn Fn(usize) + Sync)) {
+        (0..count).for_each(task);
+    }
+
+    /// Runs `task` beside the next operations, on a thread that would otherwise wait, if there is one; else drops it. For work that
+    /// whoever needs it can still do later.
+    fn beside(&self, task: Box<dyn FnOnce() + Send>) {
+        drop(task);
+    }
+
     /// Waits for everything recorded so far and returns the values of `x`, row after row.
     fn read(&self, x: &Self::Tensor) -> Result<Vec<f32>>;
 

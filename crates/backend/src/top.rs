@@ -2,6 +2,9 @@
 
 use std::cmp::Ordering;
 
+/// Values that are compared together.
+const BLOCK: usize = 32;
+
 /// Larger values first, ties to the lower column; what is not a number comes before all others.
 fn larger_first(a: &(u32, f32), b: &(u32, f32)) -> Ordering {
     b.1.is_nan().cmp(&a.1.is_nan()).then(b.1.total_cmp(&a.1)).then(a.0.cmp(&b.0))
@@ -11,7 +14,7 @@ fn larger_first(a: &(u32, f32), b: &(u32, f32)) -> Ordering {
 /// all others.
 ///
 /// Holds at most 2k of them at a time: most of a vocabulary is below the k-th largest seen so far and is passed over with
-/// one comparison.
+/// one comparison, many at a time.
 pub fn largest(row: &[f32], k: usize) -> Vec<(u32, f32)> {
     let mut found = Vec::new();
     if k == 0 {
@@ -19,14 +22,21 @@ pub fn largest(row: &[f32], k: usize) -> Vec<(u32, f32)> {
     }
     let room = k.saturating_mul(2).max(64);
     let mut floor = f32::NEG_INFINITY;
-    for (&value, column) in row.iter().zip(0..) {
-        // Columns ascend, so a later one with the same value as the k-th loses the tie anyway.
-        if value > floor || value.is_nan() || found.len() < k {
-            found.push((column, value));
-            if found.len() == room {
-                let (_, kth, _) = found.select_nth_unstable_by(k - 1, larger_first);
-                floor = if kth.1.is_nan() { f32::INFINITY } else { kth.1 };
-                found.truncate(k);
+    for (values, first) in row.chunks(BLOCK).zip((0..).step_by(BLOCK)) {
+        // Columns ascend, so a later one with the same value as the k-th loses the tie anyway. Not `any`, which would look at
+        // one after the other.
+        let above = values.iter().fold(false, |above, value| above | (*value > floor) | value.is_nan());
+        if !above && found.len() >= k {
+            continue;
+        }
+        for (&value, column) in values.iter().zip(first..) {
+            if value > floor || value.is_nan() || found.len() < k {
+                found.push((column, value));
+                if found.len() == room {
+                    let (_, kth, _) = found.select_nth_unstable_by(k - 1, larger_first);
+                    floor = if kth.1.is_nan() { f32::INFINITY } else { kth.1 };
+                    found.truncate(k);
+                }
             }
         }
     }

@@ -3,7 +3,7 @@
 use ::backend::{
     Activation, Attention, Backend, Batch, Error, Factor, GdnShape, GdnWeights, GroupedSigmoid, Handle,
     KvImage, KvShape, LatentAttention, MlaWeights, OperationTime, RecurrentImage, Result, RopeSpec, Shape,
-    Shared, Span, check,
+    Shared, Span, check, largest,
 };
 use checkpoint::Weight;
 
@@ -128,9 +128,24 @@ impl Backend for Cpu {
         Ok(Turns::default())
     }
 
+    fn spread(&self, count: usize, task: &(dyn Fn(usize) + Sync)) {
+        self.machine.pool.run(count, task);
+    }
+
+    fn beside(&self, task: Box<dyn FnOnce() + Send>) {
+        self.machine.pool.beside(task);
+    }
+
     fn read(&self, x: &Tensor) -> Result<Vec<f32>> {
         let _time = self.time("read");
         Ok(x.values().to_vec())
+    }
+
+    fn read_top(&self, x: &Tensor, k: usize) -> Result<Vec<Vec<(u32, f32)>>> {
+        let _time = self.time("read_top");
+        let mut rows = vec![Vec::new(); x.shape().rows];
+        self.machine.pool.pieces(&mut rows, 1, |t, row| row[0] = largest(x.row(t), k));
+        Ok(rows)
     }
 
     fn read_routes(&self, routes: &Routes) -> Result<(Vec<u32>, Vec<f32>)> {

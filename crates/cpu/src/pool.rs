@@ -5,6 +5,7 @@
 //! it. Tasks are claimed one by one, so a thread that is held up elsewhere delays no more than the task it has.
 
 use std::any::Any;
+use std::collections::VecDeque;
 use std::num::NonZero;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
@@ -13,6 +14,19 @@ use std::thread::{self, JoinHandle};
 
 /// How often a worker looks for work before it sleeps: some hundred microseconds.
 const LOOKS: u32 = 20_000;
+
+/// How often a thread looks before it lets others go first that wait for its core, and then again and again: a server's
+/// connections, say, on a machine with few cores.
+const PATIENCE: u32 = 512;
+
+/// Waits a little, the `looks`-th time in a row.
+fn pause(looks: u32) {
+    if looks.is_multiple_of(PATIENCE) {
+        thread::yield_now();
+    } else {
+        std::hint::spin_loop();
+    }
+}
 
 /// A task of the running section, without its lifetime.
 type Task<'a> = &'a (dyn Fn(usize) + Sync);
@@ -28,6 +42,10 @@ struct Shared {
     ended: AtomicUsize,
     /// Points to the section's `Task`, which lives on the stack of the thread that runs the section.
     task: AtomicPtr<Task<'static>>,
+    /// Work for those who find no section to take part in.
+    aside: Mutex<VecDeque<Box<dyn FnOnce() + Send>>>,
+    /// Its length.
+    aside_count: AtomicUsize,
     sleepers: AtomicUsize,
     stop: AtomicBool,
     /// What a task has panicked with.
@@ -77,6 +95,17 @@ impl Shared {
         }
     }
 
+    /// Does one thing that lies aside. What panics in it is lost with it.
+    fn work_aside(&self) {
+        let mut aside = lock(&self.aside);
+        let task = aside.pop_front();
+        self.aside_count.store(aside.len(), Ordering::Relaxed);
+        drop(aside);
+        if let Some(task) = task {
+            let _ = catch_unwind(AssertUnwindSafe(task));
+        }
+    }
+
     /// A worker's life.
     fn serve(&self) {
         let mut looks = 0;
@@ -86,9 +115,13 @@ impl Shared {
                 looks = 0;
                 continue;
             }
+            if self.aside_count.load(Ordering::Relaxed) > 0 {
+                self.work_aside();
+                continue;
+            }
             looks += 1;
             if looks < LOOKS {
-                std::hint::spin_loop();
+                pause(looks);
                 continue;
             }
             let door = lock(&self.door);
@@ -119,6 +152,8 @@ impl Pool {
             count: AtomicUsize::new(0),
             ended: AtomicUsize::new(0),
             task: AtomicPtr::new(std::ptr::null_mut()),
+            aside: Mutex::default(),
+            aside_count: AtomicUsize::new(0),
             sleepers: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             panic: Mutex::new(None),
@@ -165,12 +200,24 @@ impl Pool {
             shared.bell.notify_all();
         }
         shared.work();
+        let mut looks = 0;
         while shared.ended.load(Ordering::Acquire) < count {
-            std::hint::spin_loop();
+            looks += 1;
+            pause(looks);
         }
         if let Some(cause) = lock(&shared.panic).take() {
             resume_unwind(cause);
         }
+    }
+
+    /// Has a worker that waits for the next section do this. A worker that sleeps is not woken: it finds it when it wakes.
+    pub fn beside(&self, task: Box<dyn FnOnce() + Send>) {
+        if self.workers.is_empty() {
+            return;
+        }
+        let mut aside = lock(&self.shared.aside);
+        aside.push_back(task);
+        self.shared.aside_count.store(aside.len(), Ordering::Relaxed);
     }
 
     /// Cuts `out` into pieces of `size` values, the last may be shorter, and calls `task(i, piece)` for each.
@@ -293,6 +340,20 @@ mod tests {
             }
         });
         assert_eq!(sum.into_inner(), 2 * 10 * 45);
+    }
+
+    #[test]
+    fn workers_do_what_lies_aside() {
+        let pool = pool(2);
+        let (sender, done) = std::sync::mpsc::channel();
+        pool.beside(Box::new(|| panic!("lost")));
+        for i in 0..10 {
+            let sender = sender.clone();
+            pool.beside(Box::new(move || sender.send(i).unwrap()));
+        }
+        // Wakes the worker, should it sleep.
+        pool.run(2, |_| {});
+        assert_eq!(done.iter().take(10).collect::<Vec<_>>(), (0..10).collect::<Vec<_>>());
     }
 
     #[test]

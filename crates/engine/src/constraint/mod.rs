@@ -13,11 +13,11 @@ mod tests;
 mod vocabulary;
 
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use llguidance::api::{GrammarInit, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
-use llguidance::toktrie::InferenceCapabilities;
+use llguidance::toktrie::{InferenceCapabilities, SimpleVob};
 use llguidance::{Matcher, ParserFactory, panic_utils, regex_to_lark};
 use serde_json::Value as Json;
 
@@ -38,40 +38,58 @@ pub enum Grammar {
     Lark(String),
 }
 
-/// A vocabulary prepared for constraints. Cheap to clone.
+/// A vocabulary for constraints. Cheap to clone.
 #[derive(Clone)]
 pub struct Grammars {
     vocabulary: Arc<Vocabulary>,
 }
 
 struct Vocabulary {
-    factory: ParserFactory,
+    tokenizer: Tokenizer,
     end_ids: Vec<u32>,
     width: usize,
+    /// Made when it is first needed, or before; or why it could not be made.
+    factory: OnceLock<Result<ParserFactory, String>>,
 }
 
 /// What one answer may still become.
 pub struct Constraint {
     vocabulary: Arc<Vocabulary>,
     matcher: Matcher,
+    /// The tokens that can come next, once they are known.
+    allowed: Option<SimpleVob>,
+}
+
+impl Vocabulary {
+    fn factory(&self) -> Result<&ParserFactory, Error> {
+        let build = || {
+            let tree = vocabulary::token_tree(&self.tokenizer, self.width, &self.end_ids);
+            let slices = SlicedBiasComputer::general_slices();
+            let mut factory = ParserFactory::new(&tree, InferenceCapabilities::default(), &slices)?;
+            factory.quiet();
+            factory.limits_mut().verbose_errors = false;
+            Ok(factory)
+        };
+        let made = self.factory.get_or_init(|| {
+            panic_utils::catch_unwind(AssertUnwindSafe(build)).map_err(|e| first_line(&e.to_string()))
+        });
+        made.as_ref().map_err(|reason| Error::UnusableVocabulary { reason: reason.clone() })
+    }
 }
 
 impl Grammars {
-    /// Prepares a vocabulary; `width` is the number of logits, which may be more than the tokenizer has tokens. Takes
-    /// about a second for a large one.
-    pub fn new(tokenizer: &Tokenizer, width: usize) -> Result<Self, Error> {
-        let end_ids: Vec<u32> =
-            tokenizer.eos_ids().iter().copied().filter(|id| (*id as usize) < width).collect();
-        let build = || {
-            let tree = vocabulary::token_tree(tokenizer, width, &end_ids);
-            let slices = SlicedBiasComputer::general_slices();
-            ParserFactory::new(&tree, InferenceCapabilities::default(), &slices)
-        };
-        let mut factory = panic_utils::catch_unwind(AssertUnwindSafe(build))
-            .map_err(|e| Error::UnusableVocabulary { reason: first_line(&e.to_string()) })?;
-        factory.quiet();
-        factory.limits_mut().verbose_errors = false;
-        Ok(Self { vocabulary: Arc::new(Vocabulary { factory, end_ids, width }) })
+    /// For a vocabulary with so many logits, which may be more than the tokenizer has tokens. It is prepared with the first
+    /// constraint, which takes about a second for a large one.
+    pub fn new(tokenizer: &Tokenizer, width: usize) -> Self {
+        let end_ids = tokenizer.eos_ids().iter().copied().filter(|id| (*id as usize) < width).collect();
+        let vocabulary =
+            Vocabulary { tokenizer: tokenizer.clone(), end_ids, width, factory: OnceLock::new() };
+        Self { vocabulary: Arc::new(vocabulary) }
+    }
+
+    /// Prepares the vocabulary now, so that the first constraint need not.
+    pub fn prepare(&self) -> Result<(), Error> {
+        self.vocabulary.factory().map(|_| ())
     }
 
     /// A constraint at the beginning of an answer.
@@ -85,21 +103,31 @@ impl Grammars {
             }
             Grammar::Lark(lark) => ("grammar", TopLevelGrammar::from_lark(lark.clone())),
         };
-        let factory = &self.vocabulary.factory;
+        let factory = self.vocabulary.factory()?;
         let build = || factory.create_parser_from_init_default(GrammarInit::Serialized(grammar));
         let parser = panic_utils::catch_unwind(AssertUnwindSafe(build))
             .map_err(|e| Error::InvalidGrammar { what, reason: in_words(&e.to_string(), what) })?;
-        Ok(Constraint { vocabulary: self.vocabulary.clone(), matcher: Matcher::new(Ok(parser)) })
+        let vocabulary = self.vocabulary.clone();
+        Ok(Constraint { vocabulary, matcher: Matcher::new(Ok(parser)), allowed: None })
     }
 }
 
 impl Constraint {
+    /// Finds out which tokens can come next, unless that is known: what [`mask`](Self::mask) would otherwise have to do.
+    pub fn prepare(&mut self) -> Result<(), Error> {
+        if self.allowed.is_none() {
+            self.allowed = Some(self.matcher.compute_mask_or_eos().map_err(broken)?);
+        }
+        Ok(())
+    }
+
     /// Sets the logits of all tokens that cannot come next to minus infinity. Where the answer can end, all end tokens
     /// can come next.
     pub fn mask(&mut self, logits: &mut [f32]) -> Result<(), Error> {
-        let allowed = self.matcher.compute_mask_or_eos().map_err(broken)?;
+        self.prepare()?;
+        let allowed = self.allowed.as_ref().map_or(&[][..], SimpleVob::as_slice);
         let (known, padding) = logits.split_at_mut(self.vocabulary.width.min(logits.len()));
-        for (word, logits) in allowed.as_slice().iter().zip(known.chunks_mut(u32::BITS as usize)) {
+        for (word, logits) in allowed.iter().zip(known.chunks_mut(u32::BITS as usize)) {
             if *word == u32::MAX {
                 continue;
             }
@@ -118,6 +146,7 @@ impl Constraint {
         if self.is_finished() && self.vocabulary.end_ids.contains(&id) {
             return Ok(());
         }
+        self.allowed = None;
         self.matcher.consume_token(id).map_err(broken)
     }
 

@@ -8,7 +8,7 @@ use crate::dialect::samples::{MarksAre, WIDTH, tokenizer};
 
 fn plain() -> (Tokenizer, Grammars) {
     let tokenizer = tokenizer(Dialect::QwenXml, MarksAre::Plain);
-    let grammars = Grammars::new(&tokenizer, WIDTH).unwrap();
+    let grammars = Grammars::new(&tokenizer, WIDTH);
     (tokenizer, grammars)
 }
 
@@ -218,7 +218,8 @@ fn mask_times() {
         let tokenizer =
             crate::dialect::samples::with_vocabulary(Dialect::QwenXml, MarksAre::Plain, vocabulary);
         let started = std::time::Instant::now();
-        let grammars = Grammars::new(&tokenizer, width).unwrap();
+        let grammars = Grammars::new(&tokenizer, width);
+        grammars.prepare().unwrap();
         println!("{width} tokens, prepared in {:?}", started.elapsed());
         let dialect = Dialect::QwenXml;
         let choice = |choice| dialect.grammar("", &tools, &choice, true).unwrap();

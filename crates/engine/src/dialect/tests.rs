@@ -381,7 +381,7 @@ fn whatever_a_model_wants_its_calls_are_valid() {
         for marks in [MarksAre::Special, MarksAre::Plain, MarksAre::Several] {
             let (mut answers, mut calls, mut unfinished) = (0, 0, 0);
             let tokenizer = tokenizer(dialect, marks);
-            let grammars = Grammars::new(&tokenizer, WIDTH).unwrap();
+            let grammars = Grammars::new(&tokenizer, WIDTH);
             let model = FakeModel { tokenizer: &tokenizer, width: WIDTH, wishes: wishes(dialect) };
             let open = dialect.marks().thoughts.unwrap()[0];
             for (choice, parallel, prompt) in [
@@ -488,7 +488,7 @@ fn grammars_allow_what_they_should() {
     let tokenizers = [QwenXml, QwenJson].map(|dialect| {
         [MarksAre::Special, MarksAre::Several].map(|marks| {
             let tokenizer = tokenizer(dialect, marks);
-            (Grammars::new(&tokenizer, WIDTH).unwrap(), tokenizer)
+            (Grammars::new(&tokenizer, WIDTH), tokenizer)
         })
     });
     for (dialect, prompt, choice, parallel, answer, expected) in cases {
@@ -508,7 +508,7 @@ fn grammars_allow_what_they_should() {
 fn forms_come_after_thoughts() {
     let dialect = Dialect::QwenXml;
     let tokenizer = tokenizer(dialect, MarksAre::Plain);
-    let grammars = Grammars::new(&tokenizer, WIDTH).unwrap();
+    let grammars = Grammars::new(&tokenizer, WIDTH);
     let open = "<|im_start|>assistant\n<think>\n";
     let closed = "<|im_start|>assistant\n<think>\n\n</think>\n\n";
     let number = Grammar::JsonSchema(json!({"type": "integer"}));
@@ -572,7 +572,7 @@ fn odd_schemas_of_tools_still_give_grammars() {
     ];
     for (dialect, _) in CALLING {
         let tokenizer = tokenizer(dialect, MarksAre::Special);
-        let grammars = Grammars::new(&tokenizer, WIDTH).unwrap();
+        let grammars = Grammars::new(&tokenizer, WIDTH);
         let model = FakeModel { tokenizer: &tokenizer, width: WIDTH, wishes: wishes(dialect) };
         for parameters in &parameters {
             let tools = [json!({"name": "f", "parameters": parameters}), json!({"no": "name"})];

@@ -1,5 +1,6 @@
 //! One job on its way: the tokens so far, what of them the model has seen, and how the next is chosen.
 
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use backend::{Backend, largest};
@@ -7,10 +8,11 @@ use models::{Logits, RecurrentSnapshot, Request};
 
 use super::guess::Guesses;
 use super::job::{Job, Timing, TokenUpdate, Update};
+use super::lock;
 use super::run::Queued;
 use crate::sampling::log_probability;
 use crate::sequence::Sequence;
-use crate::{Error, Finish, Sampler, top_logprobs};
+use crate::{Constraint, Error, Finish, Sampler, top_logprobs};
 
 /// Logits of one token, as much of them as is needed.
 #[derive(Clone, Copy)]
@@ -23,20 +25,27 @@ pub(super) enum Row<'a> {
 
 /// A job that has begun.
 pub(super) struct Answer<B: Backend> {
-    pub job: Job,
-    sampler: Sampler,
-    /// Prompt and answer. What the model has not seen yet is what the sequence lacks of them.
-    tokens: Vec<u32>,
+    pub writer: Writer,
     /// `None` while it waits for memory.
     pub sequence: Option<Sequence<B>>,
+    /// The place before the present step, for when guesses are wrong.
+    before: Option<RecurrentSnapshot<B>>,
+}
+
+/// The side of an answer that chooses tokens and tells them. It knows no backend, so that any thread may do it.
+pub(super) struct Writer {
+    pub job: Job,
+    sampler: Sampler,
+    /// Shared with whoever finds out beside a step what may come next.
+    constraint: Option<Arc<Mutex<Constraint>>>,
+    /// Prompt and answer. What the model has not seen yet is what the sequence lacks of them.
+    tokens: Vec<u32>,
     guesses: Guesses,
     /// Logits of the tokens that a constraint allows.
     allowed: Vec<f32>,
     /// What the present step runs: tokens, then guesses.
     part: Vec<u32>,
     guessed: usize,
-    /// The place before the present step, for when guesses are wrong.
-    before: Option<RecurrentSnapshot<B>>,
     pub reused: usize,
     queued_at: Instant,
     /// When its first step could come.
@@ -57,19 +66,101 @@ pub(super) struct Gain {
 
 impl<B: Backend> Answer<B> {
     pub fn new(queued: Queued) -> Self {
+        Self { writer: Writer::new(queued), sequence: None, before: None }
+    }
+
+    fn seen(&self) -> usize {
+        self.sequence.as_ref().map_or(0, |sequence| sequence.tokens().len())
+    }
+
+    /// Tokens that the model has not seen.
+    pub fn unseen(&self) -> usize {
+        self.writer.tokens.len() - self.seen()
+    }
+
+    /// Whether its prompt is computed and it waits for nothing but its next token.
+    pub fn is_writing(&self) -> bool {
+        self.writer.started_at.is_some() && self.unseen() <= 2
+    }
+
+    /// Chooses what the next step runs: at most `budget` tokens, and guesses if there may be any.
+    pub fn plan(&mut self, b: &B, budget: usize, guess: bool, context: usize) -> Result<(), Error> {
+        let seen = self.seen();
+        self.writer.plan(seen, budget, guess, context);
+        self.before = match &self.sequence {
+            Some(sequence) if self.writer.guessed > 0 && sequence.state.is_recurrent() => {
+                Some(sequence.state.snapshot(b)?)
+            }
+            _ => None,
+        };
+        Ok(())
+    }
+
+    /// Rows of logits it will get.
+    pub fn rows(&self) -> usize {
+        let Writer { part, guessed, tokens, .. } = &self.writer;
+        let last = self.seen() + part.len() - guessed == tokens.len();
+        if last { 1 + guessed } else { 0 }
+    }
+
+    /// Its part of the batch.
+    pub fn request(&mut self) -> Option<Request<'_, B>> {
+        let logits = match self.rows() {
+            0 => Logits::None,
+            1 => Logits::Last,
+            _ => Logits::All,
+        };
+        let sequence = self.sequence.as_mut()?;
+        Some(Request { tokens: &self.writer.part, state: &mut sequence.state, logits })
+    }
+
+    /// The end of a step that went well: takes over what was seen.
+    pub fn settle(&mut self, b: &B) -> Result<(), Error> {
+        let Some(sequence) = &mut self.sequence else { return Ok(()) };
+        sequence.tokens.extend_from_slice(&self.writer.part);
+        sequence.logits = None;
+        if sequence.tokens.len() == self.writer.job.stable {
+            sequence.mark(b)?;
+        }
+        Ok(())
+    }
+
+    /// Forgets guesses that were wrong, when its tokens have been chosen.
+    pub fn drop_guesses(&mut self, b: &B, gain: &Gain) -> Result<(), Error> {
+        let (right, guessed) = (gain.right as usize, self.writer.guessed);
+        let Some(sequence) = &mut self.sequence else { return Ok(()) };
+        if right == guessed {
+            return Ok(());
+        }
+        let before = sequence.tokens.len() - self.writer.part.len();
+        let (reached, len) = match &self.before {
+            Some(snapshot) => (sequence.state.restore(b, snapshot)?, before),
+            None => (sequence.state.truncate(b, before + 1 + right)?, before + 1 + right),
+        };
+        sequence.tokens.truncate(len);
+        if !reached {
+            // Computed anew from the beginning.
+            self.sequence = None;
+        }
+        Ok(())
+    }
+}
+
+impl Writer {
+    fn new(queued: Queued) -> Self {
         let Queued { mut job, mut sampler, since } = queued;
         let tokens = std::mem::take(&mut job.prompt);
         sampler.set_prompt_len(tokens.len());
+        let constraint = job.constraint.take().map(|constraint| Arc::new(Mutex::new(constraint)));
         Self {
             job,
             sampler,
+            constraint,
             tokens,
-            sequence: None,
             guesses: Guesses::default(),
             allowed: Vec::new(),
             part: Vec::new(),
             guessed: 0,
-            before: None,
             reused: 0,
             queued_at: since,
             begun_at: None,
@@ -91,28 +182,12 @@ impl<B: Backend> Answer<B> {
         &self.tokens
     }
 
-    fn seen(&self) -> usize {
-        self.sequence.as_ref().map_or(0, |sequence| sequence.tokens().len())
-    }
-
-    /// Tokens that the model has not seen.
-    pub fn unseen(&self) -> usize {
-        self.tokens.len() - self.seen()
-    }
-
-    /// Whether its prompt is computed and it waits for nothing but its next token.
-    pub fn is_writing(&self) -> bool {
-        self.started_at.is_some() && self.unseen() <= 2
-    }
-
     /// Tokens of the answer so far.
     fn written(&self) -> usize {
         self.tokens.len() - self.sampler.prompt_len()
     }
 
-    /// Chooses what the next step runs: at most `budget` tokens, and guesses if there may be any.
-    pub fn plan(&mut self, b: &B, budget: usize, guess: bool, context: usize) -> Result<(), Error> {
-        let seen = self.seen();
+    fn plan(&mut self, seen: usize, budget: usize, guess: bool, context: usize) {
         let mut end = self.tokens.len().min(seen + budget.max(1));
         if (seen + 1..end).contains(&self.job.stable) {
             end = self.job.stable;
@@ -120,20 +195,12 @@ impl<B: Backend> Answer<B> {
         self.part.clear();
         self.part.extend_from_slice(&self.tokens[seen..end]);
         self.guessed = 0;
-        self.before = None;
         if guess && end == self.tokens.len() && self.part.len() == 1 {
             let left = self.job.max_tokens.map_or(usize::MAX, |most| most - self.written());
             let most = (left - 1).min(context - self.tokens.len());
             self.part.extend_from_slice(self.guesses.guess(&self.tokens, most));
             self.guessed = self.part.len() - 1;
         }
-        if let Some(sequence) = &self.sequence
-            && self.guessed > 0
-            && sequence.state.is_recurrent()
-        {
-            self.before = Some(sequence.state.snapshot(b)?);
-        }
-        Ok(())
     }
 
     /// Tokens of the step, guesses included, and how many of them are guesses.
@@ -141,32 +208,50 @@ impl<B: Backend> Answer<B> {
         (self.part.len(), self.guessed)
     }
 
-    /// Rows of logits it will get.
-    pub fn rows(&self) -> usize {
-        let last = self.seen() + self.part.len() - self.guessed == self.tokens.len();
-        if last { 1 + self.guessed } else { 0 }
-    }
-
-    /// Its part of the batch.
-    pub fn request(&mut self) -> Option<Request<'_, B>> {
-        let logits = match self.rows() {
-            0 => Logits::None,
-            1 => Logits::Last,
-            _ => Logits::All,
-        };
-        let sequence = self.sequence.as_mut()?;
-        Some(Request { tokens: &self.part, state: &mut sequence.state, logits })
-    }
-
     /// How many of the largest logits suffice, if not all are needed.
     pub fn needed(&self) -> Option<usize> {
-        let all = self.job.constraint.is_some() || self.job.logprobs.is_some();
+        let all = self.constraint.is_some() || self.job.logprobs.is_some();
         if all { None } else { self.sampler.needed() }
+    }
+
+    /// What the next token needs to know and can be found out while the model runs, if there is anything.
+    pub fn beside(&self) -> Option<Box<dyn FnOnce() + Send>> {
+        let constraint = self.constraint.clone()?;
+        // Whoever needs the result meets the same error.
+        Some(Box::new(move || drop(lock(&constraint).prepare())))
+    }
+
+    /// Chooses tokens by `rows` and tells the listener.
+    pub fn advance(&mut self, rows: &[Row<'_>], context: usize) -> Result<Gain, Error> {
+        let mut gain = Gain::default();
+        if rows.is_empty() {
+            return Ok(gain);
+        }
+        if self.started_at.is_none() {
+            self.started_at = Some(Instant::now());
+            self.job.listener.update(Update::Started { reused: self.reused });
+        }
+        let before = self.tokens.len();
+        for (i, row) in rows.iter().enumerate() {
+            gain.finish = self.write(*row, context, &mut gain.tokens)?;
+            let guess = self.part.get(self.part.len() - self.guessed + i);
+            if gain.finish.is_some() || guess.is_none() || self.tokens.last() != guess {
+                break;
+            }
+            gain.right += 1;
+        }
+        if self.guessed > 0 {
+            // An end is nobody's fault: what came before it was right.
+            let right = gain.right as usize;
+            let judged = if gain.finish.is_some() { right } else { self.guessed };
+            self.guesses.learn(before, judged, right);
+        }
+        Ok(gain)
     }
 
     /// Chooses the token that follows.
     fn choose(&mut self, row: Row<'_>) -> Result<TokenUpdate, Error> {
-        let Self { job, sampler, tokens, allowed, .. } = self;
+        let Self { job, sampler, constraint, tokens, allowed, .. } = self;
         let logits = match row {
             Row::All(logits) => logits,
             Row::Top(largest) => {
@@ -175,8 +260,9 @@ impl<B: Backend> Answer<B> {
                 return Ok(TokenUpdate { id, logprob: None, top: Vec::new() });
             }
         };
-        let id = match &mut job.constraint {
+        let id = match constraint {
             Some(constraint) => {
+                let mut constraint = lock(constraint);
                 allowed.clear();
                 allowed.extend_from_slice(logits);
                 constraint.mask(allowed)?;
@@ -201,42 +287,6 @@ impl<B: Backend> Answer<B> {
         })
     }
 
-    /// The end of a step that went well: takes over what was seen, chooses tokens by `rows`, tells the listener.
-    pub fn advance(&mut self, b: &B, rows: &[Row<'_>], context: usize) -> Result<Gain, Error> {
-        let before = self.seen();
-        let Some(sequence) = &mut self.sequence else { return Ok(Gain::default()) };
-        sequence.tokens.extend_from_slice(&self.part);
-        sequence.logits = None;
-        if before + self.part.len() == self.job.stable {
-            sequence.mark(b)?;
-        }
-        if rows.is_empty() {
-            return Ok(Gain::default());
-        }
-        if self.started_at.is_none() {
-            self.started_at = Some(Instant::now());
-            self.job.listener.update(Update::Started { reused: self.reused });
-        }
-        let mut gain = Gain::default();
-        let mut right = 0;
-        for (i, row) in rows.iter().enumerate() {
-            gain.finish = self.write(*row, context, &mut gain.tokens)?;
-            let guess = self.part.get(self.part.len() - self.guessed + i);
-            if gain.finish.is_some() || guess.is_none() || self.tokens.last() != guess {
-                break;
-            }
-            right += 1;
-        }
-        if self.guessed > 0 {
-            // An end is nobody's fault: what came before it was right.
-            let judged = if gain.finish.is_some() { right } else { self.guessed };
-            self.guesses.learn(before + 1, judged, right);
-            self.drop_guesses(b, before, right)?;
-        }
-        gain.right = right as u64;
-        Ok(gain)
-    }
-
     /// Chooses one token and tells it; says why the answer is over, if it is.
     fn write(&mut self, row: Row<'_>, context: usize, written: &mut u64) -> Result<Option<Finish>, Error> {
         if self.job.max_tokens == Some(0) {
@@ -249,7 +299,7 @@ impl<B: Backend> Answer<B> {
         self.tokens.push(token.id);
         *written += 1;
         self.job.listener.update(Update::Token(token));
-        Ok(if self.job.constraint.as_ref().is_some_and(|c| c.is_finished()) {
+        Ok(if self.constraint.as_ref().is_some_and(|constraint| lock(constraint).is_finished()) {
             Some(Finish::End)
         } else if Some(self.written()) == self.job.max_tokens {
             Some(Finish::Length)
@@ -258,24 +308,6 @@ impl<B: Backend> Answer<B> {
         } else {
             None
         })
-    }
-
-    /// Forgets guesses that were wrong.
-    fn drop_guesses(&mut self, b: &B, before: usize, right: usize) -> Result<(), Error> {
-        let Some(sequence) = &mut self.sequence else { return Ok(()) };
-        if right == self.guessed {
-            return Ok(());
-        }
-        let (reached, len) = match &self.before {
-            Some(snapshot) => (sequence.state.restore(b, snapshot)?, before),
-            None => (sequence.state.truncate(b, before + 1 + right)?, before + 1 + right),
-        };
-        sequence.tokens.truncate(len);
-        if !reached {
-            // Computed anew from the beginning.
-            self.sequence = None;
-        }
-        Ok(())
     }
 
     /// Tells the listener that it is over.

@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
-use std::sync::Weak;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::{Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use backend::{Backend, Handle};
@@ -133,7 +133,7 @@ impl<B: Backend> Loop<B> {
     }
 
     fn drop_abandoned(&mut self) {
-        let gone = |answer: &Answer<B>| answer.job.listener.is_gone();
+        let gone = |answer: &Answer<B>| answer.writer.job.listener.is_gone();
         for _ in 0..self.waiting.len() {
             match self.waiting.pop_front() {
                 Some(answer) if gone(&answer) => {
@@ -157,7 +157,7 @@ impl<B: Backend> Loop<B> {
     fn retire(&mut self, i: usize) -> Answer<B> {
         let mut answer = self.running.remove(i);
         self.stats.finished += 1;
-        self.stats.busy += answer.age();
+        self.stats.busy += answer.writer.age();
         if let Some(sequence) = answer.sequence.take() {
             self.prefixes.put(&self.engine, sequence);
         }
@@ -166,7 +166,7 @@ impl<B: Backend> Loop<B> {
 
     /// Bytes that an answer's state may take before the next look.
     fn room(&self, answer: &Answer<B>) -> u64 {
-        self.engine.state_bytes((answer.tokens().len() + MARGIN).min(self.engine.context()))
+        self.engine.state_bytes((answer.writer.tokens().len() + MARGIN).min(self.engine.context()))
     }
 
     /// Bytes of all running answers.
@@ -186,12 +186,12 @@ impl<B: Backend> Loop<B> {
             }
             self.prefixes.shrink(&self.engine, free);
             let Some(mut answer) = self.waiting.pop_front() else { break };
-            answer.begin();
+            answer.writer.begin();
             self.count_begun();
-            match self.prefixes.take(&self.engine, answer.tokens()) {
+            match self.prefixes.take(&self.engine, answer.writer.tokens()) {
                 Ok(sequence) => {
-                    answer.reused = sequence.tokens().len();
-                    self.stats.reused_tokens += answer.reused as u64;
+                    answer.writer.reused = sequence.tokens().len();
+                    self.stats.reused_tokens += answer.writer.reused as u64;
                     answer.sequence = Some(sequence);
                     self.running.push(answer);
                 }
@@ -203,7 +203,7 @@ impl<B: Backend> Loop<B> {
     fn fail(&mut self, mut answer: Answer<B>, error: Error) {
         self.stats.failed += 1;
         self.stats.finished += 1;
-        answer.job.listener.update(Update::Failed(error));
+        answer.writer.job.listener.update(Update::Failed(error));
     }
 
     /// Makes room for what running answers have grown by: first by what is kept for later, then by setting the latest
@@ -290,7 +290,7 @@ impl<B: Backend> Loop<B> {
     fn end(&mut self, i: usize, finish: Finish) {
         // The sequence is kept before the client hears of it: its next request may come at once.
         let mut answer = self.retire(i);
-        answer.finish(finish);
+        answer.writer.finish(finish);
     }
 
     /// Chooses what every answer runs, and returns the tokens of prompts among that. Prompts share the budget evenly.
@@ -304,11 +304,11 @@ impl<B: Backend> Loop<B> {
         for answer in &mut self.running {
             if answer.is_writing() {
                 answer.plan(b, answer.unseen(), guess, context)?;
-                self.stats.guessed += answer.planned().1 as u64;
+                self.stats.guessed += answer.writer.planned().1 as u64;
                 continue;
             }
             answer.plan(b, (budget / prompts).max(1), false, context)?;
-            let (planned, _) = answer.planned();
+            let (planned, _) = answer.writer.planned();
             budget = budget.saturating_sub(planned);
             prompts -= 1;
             prompt_tokens += planned;
@@ -321,12 +321,13 @@ impl<B: Backend> Loop<B> {
         let Self { engine, running, .. } = self;
         let b = engine.model().backend();
         let context = engine.context();
+        running.iter().filter_map(|answer| answer.writer.beside()).for_each(|task| b.beside(task));
         let mut requests: Vec<_> = running.iter_mut().filter_map(Answer::request).collect();
         let logits = engine.model().step(&mut requests)?;
         drop(requests);
         let asking = || running.iter().filter(|answer| answer.rows() > 0);
         // As many of the largest as suffice for everybody, or all.
-        let needed: Option<Vec<usize>> = asking().map(Answer::needed).collect();
+        let needed: Option<Vec<usize>> = asking().map(|answer| answer.writer.needed()).collect();
         let (mut all, mut top, mut width) = (Vec::new(), Vec::new(), 1);
         if let Some(logits) = &logits {
             match needed.and_then(|needed| needed.into_iter().max()) {
@@ -338,12 +339,29 @@ impl<B: Backend> Loop<B> {
             }
         }
         let mut rows = all.chunks_exact(width).map(Row::All).chain(top.iter().map(|row| Row::Top(row)));
-        let mut gains = Vec::with_capacity(running.len());
-        for answer in running {
+        // Each is locked once: it is how threads get one answer each.
+        let mut choices = Vec::with_capacity(running.len());
+        for answer in &mut *running {
             let rows: Vec<Row<'_>> = rows.by_ref().take(answer.rows()).collect();
-            gains.push(answer.advance(b, &rows, context));
+            let settled = answer.settle(b).map(|()| Gain::default());
+            choices.push(Mutex::new((&mut answer.writer, rows, settled)));
         }
-        Ok(gains)
+        b.spread(choices.len(), &|i| {
+            let (writer, rows, gain) = &mut *lock(&choices[i]);
+            if gain.is_ok() {
+                *gain = writer.advance(rows, context);
+            }
+        });
+        let gains: Vec<_> = choices
+            .into_iter()
+            .map(|choice| choice.into_inner().unwrap_or_else(PoisonError::into_inner).2)
+            .collect();
+        let finished = |(answer, gain): (&mut Answer<B>, Result<Gain, Error>)| {
+            let gain = gain?;
+            answer.drop_guesses(b, &gain)?;
+            Ok(gain)
+        };
+        Ok(running.iter_mut().zip(gains).map(finished).collect())
     }
 
     /// A step that failed leaves all its states in between: none can go on.

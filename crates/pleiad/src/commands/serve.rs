@@ -151,7 +151,10 @@ fn serve<B: Machine + Send>(
     tokenizer: Tokenizer,
 ) -> Result<ExitCode, Error> {
     wait_for_weights(engine.model().backend())?;
-    let grammars = Grammars::new(&tokenizer, engine.model().summary().vocabulary)?;
+    let grammars = Grammars::new(&tokenizer, engine.model().summary().vocabulary);
+    let preparing = grammars.clone();
+    // It takes a second for large vocabularies, which need not delay the start; who asks for a form will be told of a failure.
+    std::thread::spawn(move || preparing.prepare());
     let scheduler = Scheduler::start(engine, args.scheduling())?;
     let model = ServedModel {
         id: args.name(source),
