@@ -24,6 +24,17 @@ pub(super) fn exp(x: f64) -> f64 {
     if x < -700.0 { 0.0 } else { sum * power_of_two }
 }
 
+/// e^x of all values in place.
+pub(super) fn exp_all(values: &mut [f64]) {
+    const LANES: usize = 8;
+    let (blocks, rest) = values.as_chunks_mut::<LANES>();
+    // Side by side, so that the sums of the series do not wait for themselves.
+    for block in blocks {
+        *block = block.map(exp);
+    }
+    rest.iter_mut().for_each(|value| *value = exp(*value));
+}
+
 /// The sum of e^((logit - max) / temperature), always added up in the same order.
 pub(super) fn sum_exp(logits: &[f32], max: f32, temperature: f32) -> f64 {
     const LANES: usize = 8;
@@ -87,6 +98,9 @@ mod tests {
             let (got, want) = (exp(x), x.exp());
             assert!((got - want).abs() <= 2e-14 * want, "exp({x}) = {got}, expected {want}");
         }
+        let mut all: Vec<f64> = (0..1003).map(|i| -f64::from(i) / 7.0).collect();
+        exp_all(&mut all);
+        assert!(all.iter().enumerate().all(|(i, x)| *x == exp(-(i as f64) / 7.0)));
         assert_eq!(exp(0.0), 1.0);
         assert_eq!(exp(f64::NEG_INFINITY), 0.0);
         assert_eq!(exp(-1e30), 0.0);

@@ -13,7 +13,7 @@ pub use params::SamplingParams;
 
 use crate::Error;
 use backend::largest;
-use math::{Random, exp, sum_exp};
+use math::{Random, exp_all, sum_exp};
 
 /// A token that was chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -239,10 +239,11 @@ impl Sampler {
         let &SamplingParams { temperature, top_p, min_p, .. } = &self.params;
         let (top_p, min_p) = (f64::from(top_p), f64::from(min_p));
         let scale = 1.0 / f64::from(temperature);
-        let weigh = |candidate: &Candidate| exp((f64::from(candidate.logit) - f64::from(max)) * scale);
         let candidates = &mut self.candidates;
         self.weights.clear();
-        self.weights.extend(candidates.iter().map(weigh));
+        self.weights
+            .extend(candidates.iter().map(|candidate| (f64::from(candidate.logit) - f64::from(max)) * scale));
+        exp_all(&mut self.weights);
 
         if top_p < 1.0 {
             let target = top_p * total.unwrap_or_else(|| self.weights.iter().sum());
@@ -271,22 +272,25 @@ pub fn top_logprobs(logits: &[f32], k: usize) -> Result<Vec<(u32, f32)>, Error> 
     Ok(top.map(|(id, logit)| (id, (f64::from(logit) - log_sum) as f32)).collect())
 }
 
-/// Index of the largest logit, the lowest of equals. This is also where bad logits are found.
 /// Natural logarithm of the probability that logits give a token.
 pub(crate) fn log_probability(logits: &[f32], id: u32) -> Result<f32, Error> {
     let best = argmax(logits)?;
     Ok(logprob(logits, id, logits[best as usize]))
 }
 
+/// Index of the largest logit, the lowest of equals. This is also where bad logits are found.
 fn argmax(logits: &[f32]) -> Result<u32, Error> {
     let invalid = |reason: String| Err(Error::InvalidLogits { reason });
-    let (mut best, mut max, mut sound) = (0, f32::NEG_INFINITY, true);
-    for (index, &logit) in logits.iter().enumerate() {
-        sound &= logit < f32::INFINITY;
-        if logit > max {
-            (best, max) = (index, logit);
+    // First the value, lane by lane, then where it is.
+    let (mut lanes, mut sound) = ([f32::NEG_INFINITY; 16], true);
+    for block in logits.chunks(lanes.len()) {
+        for (max, &logit) in lanes.iter_mut().zip(block) {
+            sound &= logit < f32::INFINITY;
+            *max = if logit > *max { logit } else { *max };
         }
     }
+    let max = lanes.into_iter().fold(f32::NEG_INFINITY, f32::max);
+    let best = logits.iter().position(|logit| *logit == max).unwrap_or_default();
     if !sound {
         let at =
             logits.iter().position(|logit| logit.is_nan() || *logit == f32::INFINITY).unwrap_or_default();

@@ -241,7 +241,7 @@ proptest! {
         let max = logits.iter().copied().fold(f32::MIN, f32::max);
         let mut all: Vec<Candidate> = logits.iter().zip(0..).map(|(&logit, id)| Candidate { id, logit }).collect();
         all.sort_by(likelier_first);
-        let weight = |c: &Candidate| exp(f64::from(c.logit) - f64::from(max));
+        let weight = |c: &Candidate| math::exp(f64::from(c.logit) - f64::from(max));
         let total: f64 = all.iter().map(weight).sum();
         let got = survivors(SamplingParams { top_p, ..open() }, &logits);
         let sum = |n: usize| all[..n].iter().map(weight).sum::<f64>() / total;
