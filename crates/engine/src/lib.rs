@@ -27,4 +27,4 @@ pub use schedule::{Job, Listener, Refused, Scheduler, SchedulerOptions, Stats, T
 pub use sequence::{Sequence, common_prefix};
 pub use stop::{StopOutcome, StopScanner};
 pub use template::{ChatTemplate, TemplateInput};
-pub use tokenizer::{GenerationDefaults, TokenStream, Tokenizer};
+pub use tokenizer::{ChatPrompt, GenerationDefaults, TokenStream, Tokenizer};

@@ -30,30 +30,29 @@ pub struct Answer {
 /// Prints pieces of text; what the model thinks before it answers is dimmed on a terminal.
 struct Printer {
     styled: bool,
-    thinking: bool,
+    /// What ends the thoughts, while there are any.
+    thoughts_end: Option<&'static str>,
     text: String,
 }
 
-const THINK_END: &str = "</think>";
-
 impl Printer {
-    fn new(thinking: bool) -> Self {
-        Self { styled: terminal::styled(), thinking, text: String::new() }
+    fn new(thoughts_end: Option<&'static str>) -> Self {
+        Self { styled: terminal::styled(), thoughts_end, text: String::new() }
     }
 
     fn print(&mut self, piece: &str) -> std::io::Result<()> {
         let mut out = stdout().lock();
         self.text.push_str(piece);
-        if !(self.styled && self.thinking) {
+        let Some(end) = self.thoughts_end.filter(|_| self.styled) else {
             out.write_all(piece.as_bytes())?;
             return out.flush();
-        }
+        };
         // The end mark is one token of such models, so it comes in one piece.
-        match piece.find(THINK_END) {
+        match piece.find(end) {
             Some(at) => {
-                let (thought, answer) = piece.split_at(at + THINK_END.len());
+                let (thought, answer) = piece.split_at(at + end.len());
                 write!(out, "\x1b[2m{thought}\x1b[0m{answer}")?;
-                self.thinking = false;
+                self.thoughts_end = None;
             }
             None => write!(out, "\x1b[2m{piece}\x1b[0m")?,
         }
@@ -62,13 +61,18 @@ impl Printer {
 }
 
 impl<B: Machine> Talk<B> {
-    /// Continues `prompt`, printing the text as it comes. `stable`: see [`Task::stable`]. `thinking`: the prompt ends
-    /// inside the model's thoughts.
-    pub fn answer(&mut self, prompt: &[u32], stable: usize, thinking: bool) -> Result<Answer, Error> {
+    /// Continues `prompt`, printing the text as it comes. `stable`: see [`Task::stable`]. `thoughts_end`: the mark that ends
+    /// the model's thoughts, where the prompt ends inside them.
+    pub fn answer(
+        &mut self,
+        prompt: &[u32],
+        stable: usize,
+        thoughts_end: Option<&'static str>,
+    ) -> Result<Answer, Error> {
         let Self { engine, tokenizer, sequence, sampler, stops, max_tokens } = self;
         let mut stream = tokenizer.stream(true);
         let mut scanner = StopScanner::new(stops.clone());
-        let mut printer = Printer::new(thinking);
+        let mut printer = Printer::new(thoughts_end);
         let mut failure: Option<Error> = None;
         let mut stopped = false;
         terminal::clear_interrupt();

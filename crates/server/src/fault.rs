@@ -210,6 +210,12 @@ pub fn request_fault(error: engine::Error) -> Fault {
     }
 }
 
+impl From<engine::Error> for Fault {
+    fn from(error: engine::Error) -> Self {
+        request_fault(error)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -78,6 +78,13 @@ impl Dialect {
         }
     }
 
+    /// The mark that ends the thoughts in which a prompt ends, if it does.
+    pub fn open_thoughts(self, prompt: &str) -> Option<&'static str> {
+        let marks = self.marks();
+        let [_, end] = marks.thoughts?;
+        (marks.thoughts_after(prompt) == Thoughts::Open).then_some(end)
+    }
+
     /// Whether a token is one of the dialect's marks.
     pub(crate) fn has_mark(self, token: &str) -> bool {
         self.marks().tokens.contains(&token)

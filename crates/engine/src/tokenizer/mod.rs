@@ -14,7 +14,7 @@ use serde_json::Value as Json;
 pub use files::GenerationDefaults;
 pub use stream::TokenStream;
 
-use crate::{ChatTemplate, Error, TemplateInput};
+use crate::{ChatTemplate, Error, TemplateInput, common_prefix};
 use files::TemplateSources;
 
 /// A model's tokenizer with everything its folder says about text. Cheap to clone.
@@ -42,6 +42,17 @@ enum Decoding {
     ByteLevel,
     /// A token is a piece of text whose look may depend on its place, or, with `byte_fallback`, one byte as `<0x41>`.
     Pieces { byte_fallback: bool },
+}
+
+/// A conversation, ready to be answered.
+#[derive(Debug, Clone)]
+pub struct ChatPrompt {
+    /// As text.
+    pub text: String,
+    /// As tokens.
+    pub ids: Vec<u32>,
+    /// Tokens that the next turn will begin with too: everything before the words that open the answer.
+    pub stable: usize,
 }
 
 impl Tokenizer {
@@ -197,6 +208,22 @@ impl Tokenizer {
         input.bos_token = input.bos_token.or_else(|| self.inner.bos_token.clone());
         input.eos_token = input.eos_token.or_else(|| self.inner.eos_token.clone());
         self.chat_template(input.tools.is_some())?.render(&input)
+    }
+
+    /// A conversation as the prompt of its next answer. `encode` is [`encode`](Self::encode) without special tokens, with
+    /// whatever else the caller wants to check.
+    pub fn prompt<E: From<Error>>(
+        &self,
+        input: TemplateInput,
+        encode: impl Fn(&str) -> Result<Vec<u32>, E>,
+    ) -> Result<ChatPrompt, E> {
+        let text = self.render(TemplateInput { add_generation_prompt: true, ..input.clone() })?;
+        let ids = encode(&text)?;
+        let stable = match self.render(TemplateInput { add_generation_prompt: false, ..input }) {
+            Ok(before) => common_prefix(&ids, &encode(&before)?),
+            Err(_) => 0,
+        };
+        Ok(ChatPrompt { text, ids, stable })
     }
 
     /// What the model's authors recommend for sampling.

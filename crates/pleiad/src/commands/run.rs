@@ -8,8 +8,8 @@ use backend::Backend;
 use checkpoint::Checkpoint;
 use clap::Args;
 use engine::{
-    Engine, Flow, Generated, Sampler, SamplingParams, Sequence, Task, TemplateInput, Tokenizer, bytes,
-    common_prefix,
+    ChatPrompt, Dialect, Engine, Flow, Generated, Sampler, SamplingParams, Sequence, Task, TemplateInput,
+    Tokenizer, bytes,
 };
 use models::counted;
 use rustyline::error::ReadlineError;
@@ -298,7 +298,7 @@ fn talk<B: Machine>(
     let raw = args.raw || !talk.tokenizer.has_chat_template();
     let answer = if raw {
         let ids = talk.tokenizer.encode(&prompt, true)?;
-        talk.answer(&ids, ids.len(), false)?
+        talk.answer(&ids, ids.len(), None)?
     } else {
         if prompt.trim().is_empty() {
             return Err(engine::Error::EmptyPrompt.into());
@@ -328,32 +328,21 @@ impl Conversation {
         self.messages = self.system.iter().cloned().collect();
     }
 
-    fn render<B: Machine>(&self, talk: &Talk<B>, add_generation_prompt: bool) -> Result<String, Error> {
+    fn prompt(&self, tokenizer: &Tokenizer) -> Result<ChatPrompt, engine::Error> {
         let mut extra = serde_json::Map::new();
         if self.no_think {
             extra.insert("enable_thinking".into(), Value::Bool(false));
         }
-        let messages = self.messages.clone();
-        Ok(talk.tokenizer.render(TemplateInput {
-            messages,
-            add_generation_prompt,
-            extra,
-            ..Default::default()
-        })?)
+        let input = TemplateInput { messages: self.messages.clone(), extra, ..Default::default() };
+        tokenizer.prompt(input, |text| tokenizer.encode(text, false))
     }
 
     /// Says `text` to the model and prints its answer; both become part of the conversation.
     fn ask<B: Machine>(&mut self, talk: &mut Talk<B>, text: &str) -> Result<crate::talk::Answer, Error> {
         self.messages.push(json!({"role": "user", "content": text}));
-        let prompt = self.render(talk, true)?;
-        let ids = talk.tokenizer.encode(&prompt, false)?;
-        // What the next turn will begin with too: everything before the words that open the answer.
-        let stable = match self.render(talk, false) {
-            Ok(text) => common_prefix(&ids, &talk.tokenizer.encode(&text, false)?),
-            Err(_) => 0,
-        };
-        let thinking = prompt.trim_end().ends_with("<think>");
-        let answer = talk.answer(&ids, stable, thinking).inspect_err(|_| {
+        let ChatPrompt { text, ids, stable } = self.prompt(&talk.tokenizer)?;
+        let thoughts_end = Dialect::of(&talk.tokenizer).open_thoughts(&text);
+        let answer = talk.answer(&ids, stable, thoughts_end).inspect_err(|_| {
             self.messages.pop();
         })?;
         self.messages.push(json!({"role": "assistant", "content": answer.text}));

@@ -1,6 +1,6 @@
 //! From a question to tokens. It may take a while for long texts, so it runs where waiting is allowed.
 
-use engine::{Constraint, Dialect, Grammar, Reader, TemplateInput, ToolChoice, common_prefix};
+use engine::{ChatPrompt, Constraint, Dialect, Grammar, Reader, TemplateInput, ToolChoice};
 use serde_json::Value as Json;
 
 use super::question::{Conversation, Prompt, Question, merge_system};
@@ -67,7 +67,8 @@ fn prepare_one(
                                leave out one of them, or set `tool_choice`";
                 return Err(Fault::invalid("response_format", message));
             }
-            let (text, ids, stable) = render(model, conversation, has_tools.then(|| list.clone()))?;
+            let ChatPrompt { text, ids, stable } =
+                render(model, conversation, has_tools.then(|| list.clone()))?;
             // Where a call is asked for, the answer is that, and its form that of the call.
             let constraints = match form {
                 _ if has_tools => {
@@ -100,12 +101,12 @@ fn encode(model: &ServedModel, text: &str, special: bool) -> Result<Vec<u32>, Fa
     model.tokenizer.encode(text, special).map_err(request_fault)
 }
 
-/// The text of a conversation, its tokens, and how many of these the next turn will begin with too.
+/// A conversation as a prompt.
 fn render(
     model: &ServedModel,
     conversation: Conversation,
     tools: Option<Vec<Json>>,
-) -> Result<(String, Vec<u32>, usize), Fault> {
+) -> Result<ChatPrompt, Fault> {
     let tokenizer = &model.tokenizer;
     let Conversation { messages, extra, continued, .. } = conversation;
     let opening = if continued { messages.last().and_then(|last| last["content"].as_str()) } else { None };
@@ -121,16 +122,7 @@ fn render(
         };
         text.truncate(at + opening.len());
         let ids = encode(&text)?;
-        return Ok((text, ids, 0));
+        return Ok(ChatPrompt { text, ids, stable: 0 });
     }
-    let text = tokenizer
-        .render(TemplateInput { add_generation_prompt: true, ..input.clone() })
-        .map_err(request_fault)?;
-    let ids = encode(&text)?;
-    // Everything before the words that open the answer.
-    let stable = match tokenizer.render(input) {
-        Ok(before) => common_prefix(&ids, &encode(&before)?),
-        Err(_) => 0,
-    };
-    Ok((text, ids, stable))
+    tokenizer.prompt(input, encode)
 }
