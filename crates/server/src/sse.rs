@@ -10,60 +10,80 @@ use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use hyper::body::Frame;
 use serde_json::Value as Json;
-use tokio::sync::mpsc;
+use tokio::sync::mpsc::{self, error::TrySendError};
 use tokio::time::timeout;
 
 use crate::Options;
 use crate::answer::{Event, Replies};
 
-/// Events written ahead of a client that reads slowly.
+/// Writes ahead of a client that reads slowly.
 const AHEAD: usize = 64;
+
+/// Bytes of events that leave at the latest.
+const MOST_WRITTEN: usize = 16 << 10;
 
 /// The client has gone, or takes nothing any more.
 #[derive(Debug)]
 pub struct Gone;
 
-/// Where events are written.
+/// Where events are written. They leave together when the next one has to be waited for: a stream costs one hand-over and one
+/// write for each step of the model, however many events came of it.
 pub struct Sink {
     lines: mpsc::Sender<Bytes>,
+    /// Events that have not left.
+    written: String,
     stall_timeout: Duration,
     keep_alive: Duration,
 }
 
 impl Sink {
-    async fn send(&self, lines: String) -> Result<(), Gone> {
-        match timeout(self.stall_timeout, self.lines.send(lines.into())).await {
-            Ok(Ok(())) => Ok(()),
-            _ => Err(Gone),
-        }
-    }
-
     /// An event without a name.
-    pub async fn data(&self, data: &Json) -> Result<(), Gone> {
-        self.send(format!("data: {data}\n\n")).await
+    pub fn data(&mut self, data: &str) {
+        self.written.extend(["data: ", data, "\n\n"]);
     }
 
     /// An event whose name is the `type` in its data, as Anthropic has it.
-    pub async fn typed(&self, data: &Json) -> Result<(), Gone> {
+    pub fn typed(&mut self, data: &Json) {
         let name = data["type"].as_str().unwrap_or("error");
-        self.send(format!("event: {name}\ndata: {data}\n\n")).await
+        self.written.extend(["event: ", name, "\n"]);
+        self.data(&data.to_string());
     }
 
-    /// The end, as OpenAI has it.
-    pub async fn done(&self) -> Result<(), Gone> {
-        self.send("data: [DONE]\n\n".into()).await
+    /// Lets go of what is written.
+    pub async fn flush(&mut self) -> Result<(), Gone> {
+        if self.written.is_empty() {
+            return Ok(());
+        }
+        let lines = Bytes::from(std::mem::take(&mut self.written));
+        // Usually there is room, and no need for a clock.
+        match self.lines.try_send(lines) {
+            Ok(()) => Ok(()),
+            Err(TrySendError::Closed(_)) => Err(Gone),
+            Err(TrySendError::Full(lines)) => {
+                match timeout(self.stall_timeout, self.lines.send(lines)).await {
+                    Ok(Ok(())) => Ok(()),
+                    _ => Err(Gone),
+                }
+            }
+        }
     }
 
     /// The next event of the answers; `sign_of_life` is sent while there is none for long.
     pub async fn next(
-        &self,
+        &mut self,
         replies: &mut Replies,
         sign_of_life: &str,
     ) -> Result<Option<(usize, Event)>, Gone> {
+        if self.written.len() < MOST_WRITTEN
+            && let Some(event) = replies.next_ready()
+        {
+            return Ok(Some(event));
+        }
         loop {
+            self.flush().await?;
             match timeout(self.keep_alive, replies.next()).await {
                 Ok(event) => return Ok(event),
-                Err(_) => self.send(sign_of_life.into()).await?,
+                Err(_) => self.written.push_str(sign_of_life),
             }
         }
     }
@@ -76,7 +96,8 @@ where
 {
     let (lines, receiver) = mpsc::channel(AHEAD);
     let watch = lines.clone();
-    let writing = write(Sink { lines, stall_timeout: options.stall_timeout, keep_alive: options.keep_alive });
+    let Options { stall_timeout, keep_alive, .. } = *options;
+    let writing = write(Sink { lines, written: String::new(), stall_timeout, keep_alive });
     tokio::spawn(async move {
         tokio::select! {
             () = watch.closed() => {}

@@ -119,6 +119,15 @@ impl Replies {
         }
     }
 
+    /// The next event, if it is there already.
+    pub fn next_ready(&mut self) -> Option<(usize, Event)> {
+        while self.ready.is_empty() {
+            let (index, update) = self.updates.try_recv().ok()?;
+            self.take(index, update);
+        }
+        self.ready.pop_front()
+    }
+
     /// Tokens used so far.
     pub fn usage(&self) -> Usage {
         let mut total = Usage::default();

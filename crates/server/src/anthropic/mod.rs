@@ -50,18 +50,15 @@ async fn respond(app: Arc<App>, request: Request) -> Result<Response, Fault> {
     }
 }
 
-async fn write_stream(sink: Sink, mut replies: Replies, mut writer: Writer) -> Result<(), Gone> {
-    for event in writer.opening(&replies.usage()) {
-        sink.typed(&event).await?;
-    }
+async fn write_stream(mut sink: Sink, mut replies: Replies, mut writer: Writer) -> Result<(), Gone> {
+    writer.opening(&replies.usage()).iter().for_each(|event| sink.typed(event));
     let ping = "event: ping\ndata: {\"type\":\"ping\"}\n\n";
     while let Some((_, event)) = sink.next(&mut replies, ping).await? {
         if let Event::Failed(fault) = event {
-            return sink.typed(&fault.json(Api::Anthropic)).await;
+            sink.typed(&fault.json(Api::Anthropic));
+            break;
         }
-        for event in writer.event(event) {
-            sink.typed(&event).await?;
-        }
+        writer.event(event).iter().for_each(|event| sink.typed(event));
     }
-    Ok(())
+    sink.flush().await
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use engine::Piece;
+use serde::Serialize;
 use serde_json::{Value as Json, json};
 
 use super::chat_request::read;
@@ -38,29 +39,62 @@ struct Writer {
     calls: Vec<usize>,
 }
 
+/// A part of a stream. There is one for every token, so it is written without a tree of values in between.
+#[derive(Serialize)]
+struct Chunk<'a, C> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: C,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Json>,
+}
+
+/// What it adds to one of the answers.
+#[derive(Serialize)]
+struct Choice<'a, D> {
+    index: usize,
+    delta: D,
+    logprobs: Json,
+    finish_reason: Option<&'a str>,
+}
+
+/// Text that is added.
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Added<'a> {
+    Content(&'a str),
+    ReasoningContent(&'a str),
+}
+
 impl Writer {
     fn new(app: Arc<App>, answers: usize, streaming: Option<Streaming>) -> Self {
         let with_usage = streaming.is_some_and(|streaming| streaming.usage);
         Self { app, id: ids::fresh("chatcmpl-"), created: ids::now(), with_usage, calls: vec![0; answers] }
     }
 
-    fn chunk(&self, choices: Json) -> Json {
-        let mut chunk = json!({
-            "id": self.id,
-            "object": "chat.completion.chunk",
-            "created": self.created,
-            "model": self.app.model.id,
-            "choices": choices,
-        });
-        if self.with_usage {
-            chunk["usage"] = Json::Null;
-        }
-        chunk
+    fn chunk(&self, choices: impl Serialize, usage: Json) -> String {
+        let chunk = Chunk {
+            id: &self.id,
+            object: "chat.completion.chunk",
+            created: self.created,
+            model: &self.app.model.id,
+            choices,
+            usage: self.with_usage.then_some(usage),
+        };
+        serde_json::to_string(&chunk).unwrap_or_default()
     }
 
-    fn delta(&self, index: usize, delta: Json, tokens: &[TokenInfo], finish: Option<&str>) -> Json {
+    fn delta(
+        &self,
+        index: usize,
+        delta: impl Serialize,
+        tokens: &[TokenInfo],
+        finish: Option<&str>,
+    ) -> String {
         let logprobs = logprobs::chat(&self.app.model.tokenizer, tokens);
-        self.chunk(json!([{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}]))
+        self.chunk([Choice { index, delta, logprobs, finish_reason: finish }], Json::Null)
     }
 
     fn choice(&self, index: usize, answer: &Collected) -> Json {
@@ -86,26 +120,25 @@ impl Writer {
 
 impl writing::Writer for Writer {
     /// Who speaks.
-    fn opening(&mut self) -> Vec<Json> {
+    fn opening(&mut self) -> Vec<String> {
         let delta = json!({"role": "assistant", "content": ""});
-        (0..self.calls.len()).map(|index| self.delta(index, delta.clone(), &[], None)).collect()
+        (0..self.calls.len()).map(|index| self.delta(index, &delta, &[], None)).collect()
     }
 
-    fn event(&mut self, index: usize, event: Event) -> Option<Json> {
+    fn event(&mut self, index: usize, event: Event) -> Option<String> {
         match event {
             Event::Started | Event::Failed(_) => None,
-            Event::Part(piece, tokens) => {
-                let delta = match piece {
-                    Piece::Reasoning(text) => json!({"reasoning_content": text}),
-                    Piece::Text(text) => json!({"content": text}),
-                    Piece::Call { name, arguments } => {
-                        let mut call = call_json(&name, &arguments);
-                        call["index"] = self.calls[index].into();
-                        self.calls[index] += 1;
-                        json!({"tool_calls": [call]})
-                    }
-                };
-                Some(self.delta(index, delta, &tokens, None))
+            Event::Part(Piece::Text(text), tokens) => {
+                Some(self.delta(index, Added::Content(&text), &tokens, None))
+            }
+            Event::Part(Piece::Reasoning(text), tokens) => {
+                Some(self.delta(index, Added::ReasoningContent(&text), &tokens, None))
+            }
+            Event::Part(Piece::Call { name, arguments }, tokens) => {
+                let mut call = call_json(&name, &arguments);
+                call["index"] = self.calls[index].into();
+                self.calls[index] += 1;
+                Some(self.delta(index, json!({"tool_calls": [call]}), &tokens, None))
             }
             Event::Finished(outcome) => {
                 Some(self.delta(index, json!({}), &[], Some(finish_reason(&outcome.ending))))
@@ -113,12 +146,8 @@ impl writing::Writer for Writer {
         }
     }
 
-    fn closing(&mut self, usage: &Usage) -> Option<Json> {
-        self.with_usage.then(|| {
-            let mut chunk = self.chunk(json!([]));
-            chunk["usage"] = usage_json(usage);
-            chunk
-        })
+    fn closing(&mut self, usage: &Usage) -> Option<String> {
+        self.with_usage.then(|| self.chunk(json!([]), usage_json(usage)))
     }
 
     fn whole(&mut self, answers: &[Collected], usage: &Usage) -> Json {

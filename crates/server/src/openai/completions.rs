@@ -70,25 +70,25 @@ impl Writer {
         json!({"text": text, "index": index, "logprobs": logprobs, "finish_reason": finish})
     }
 
-    fn chunk(&mut self, index: usize, text: &str, tokens: &[TokenInfo], finish: Option<&str>) -> Json {
+    fn chunk(&mut self, index: usize, text: &str, tokens: &[TokenInfo], finish: Option<&str>) -> String {
         let choice = self.choice(index, text, tokens, finish);
         let mut chunk = self.object(json!([choice]));
         if self.with_usage {
             chunk["usage"] = Json::Null;
         }
-        chunk
+        chunk.to_string()
     }
 }
 
 impl writing::Writer for Writer {
     /// The echoes.
-    fn opening(&mut self) -> Vec<Json> {
+    fn opening(&mut self) -> Vec<String> {
         let echoes = self.echoes.clone();
         let echoed = echoes.iter().enumerate().filter(|(_, echo)| !echo.is_empty());
         echoed.map(|(index, echo)| self.chunk(index, echo, &[], None)).collect()
     }
 
-    fn event(&mut self, index: usize, event: Event) -> Option<Json> {
+    fn event(&mut self, index: usize, event: Event) -> Option<String> {
         match event {
             // Only a dialect makes other pieces than text, and there is none here.
             Event::Part(Piece::Text(text), tokens) => Some(self.chunk(index, &text, &tokens, None)),
@@ -99,11 +99,11 @@ impl writing::Writer for Writer {
         }
     }
 
-    fn closing(&mut self, usage: &Usage) -> Option<Json> {
+    fn closing(&mut self, usage: &Usage) -> Option<String> {
         self.with_usage.then(|| {
             let mut chunk = self.object(json!([]));
             chunk["usage"] = usage_json(usage);
-            chunk
+            chunk.to_string()
         })
     }
 

@@ -13,14 +13,14 @@ use crate::status::json_response;
 
 /// What a kind of completions looks like.
 pub trait Writer: Send + 'static {
-    /// What a stream begins with.
-    fn opening(&mut self) -> Vec<Json>;
+    /// What a stream begins with, as JSON.
+    fn opening(&mut self) -> Vec<String>;
 
     /// What an event adds to it.
-    fn event(&mut self, index: usize, event: Event) -> Option<Json>;
+    fn event(&mut self, index: usize, event: Event) -> Option<String>;
 
     /// What comes last: the usage, where that is wanted.
-    fn closing(&mut self, usage: &Usage) -> Option<Json>;
+    fn closing(&mut self, usage: &Usage) -> Option<String>;
 
     /// All answers at once.
     fn whole(&mut self, answers: &[Collected], usage: &Usage) -> Json;
@@ -40,20 +40,16 @@ pub async fn write(
     Ok(json_response(&writer.whole(&answers, &replies.usage())))
 }
 
-async fn write_stream(sink: Sink, mut replies: Replies, mut writer: impl Writer) -> Result<(), Gone> {
-    for chunk in writer.opening() {
-        sink.data(&chunk).await?;
-    }
+async fn write_stream(mut sink: Sink, mut replies: Replies, mut writer: impl Writer) -> Result<(), Gone> {
+    writer.opening().iter().for_each(|chunk| sink.data(chunk));
     while let Some((index, event)) = sink.next(&mut replies, ": keep-alive\n\n").await? {
         if let Event::Failed(fault) = event {
-            return sink.data(&fault.json(Api::OpenAi)).await;
+            sink.data(&fault.json(Api::OpenAi).to_string());
+            return sink.flush().await;
         }
-        if let Some(chunk) = writer.event(index, event) {
-            sink.data(&chunk).await?;
-        }
+        writer.event(index, event).iter().for_each(|chunk| sink.data(chunk));
     }
-    if let Some(chunk) = writer.closing(&replies.usage()) {
-        sink.data(&chunk).await?;
-    }
-    sink.done().await
+    writer.closing(&replies.usage()).iter().for_each(|chunk| sink.data(chunk));
+    sink.data("[DONE]");
+    sink.flush().await
 }
