@@ -64,7 +64,7 @@ pub async fn client(options: &Options, seed: u64, end: Instant, seen: &RefCell<S
     let mut random = Random(seed);
     let mut kept = None;
     while Instant::now() < end {
-        let exercise = exercise(&mut random);
+        let exercise = exercise(options.mix, &mut random);
         // Some clients come anew each time.
         if random.percent(30) {
             kept = None;

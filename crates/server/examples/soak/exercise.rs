@@ -21,6 +21,15 @@ pub enum Form {
     },
 }
 
+/// Which requests are asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mix {
+    /// Of every kind the server knows: more than twice as many tokens of prompts as of answers.
+    All,
+    /// What a page to chat with asks: short questions, long answers, always streamed.
+    Chat,
+}
+
 pub struct Exercise {
     pub body: Json,
     pub form: Form,
@@ -35,7 +44,40 @@ pub const PLACES: [&str; 8] =
 pub const THINGS: [&str; 8] = ["lantern", "bridge", "letter", "clock", "boat", "mirror", "apple", "violin"];
 pub const STOPS: [&str; 5] = [".", " the", "\n", "and", "e"];
 
-pub fn exercise(random: &mut Random) -> Exercise {
+pub fn exercise(mix: Mix, random: &mut Random) -> Exercise {
+    match mix {
+        Mix::All => any(random),
+        Mix::Chat => chat(random),
+    }
+}
+
+/// A question with an answer of 100 to 200 tokens, chosen as the model recommends.
+fn chat(random: &mut Random) -> Exercise {
+    let animal = random.pick(&ANIMALS);
+    let prompt = match random.below(2) {
+        0 => format!("Tell me a story about a {animal} in a {}.", random.pick(&PLACES)),
+        _ => format!("Tell me a long story about a {animal} and a {}.", random.pick(&THINGS)),
+    };
+    let max_tokens = 200;
+    let body = json!({
+        "model": "any",
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": max_tokens,
+        "seed": random.below(1 << 32),
+        "stream": true,
+        "stream_options": {"include_usage": true},
+    });
+    Exercise { body, form: Form::Plain, max_tokens, cancelled: cancelled(random) }
+}
+
+fn cancelled(random: &mut Random) -> Option<Duration> {
+    random.percent(CANCELLED).then(|| {
+        let longest = 1 << random.between(6, 11);
+        Duration::from_millis(random.between(10, longest))
+    })
+}
+
+fn any(random: &mut Random) -> Exercise {
     let prompt = match random.below(5) {
         0 => format!("What is {} + {}?", random.between(1, 99), random.between(1, 99)),
         1 => format!("Tell me a story about a {} in a {}.", random.pick(&ANIMALS), random.pick(&PLACES)),
@@ -96,11 +138,7 @@ pub fn exercise(random: &mut Random) -> Exercise {
             }
         }
     }
-    let cancelled = random.percent(CANCELLED).then(|| {
-        let longest = 1 << random.between(6, 11);
-        Duration::from_millis(random.between(10, longest))
-    });
-    Exercise { body, form, max_tokens, cancelled }
+    Exercise { body, form, max_tokens, cancelled: cancelled(random) }
 }
 
 /// Sentences of so many words that never come twice in the same order.

@@ -3,13 +3,15 @@
 use std::error::Error;
 use std::time::Duration;
 
+use crate::exercise::Mix;
 use crate::host::host;
 
 pub const USAGE: &str =
     "soak URL [--clients 64] [--seconds 300] [--alone-seconds 20] [--pid SERVER] [--key KEY] [--seed 1]
-     [--stuck-seconds 30] [--patience 300] [--allow-refused]
+     [--mix all|chat] [--stuck-seconds 30] [--patience 300] [--allow-refused]
 soak URL --turns [TOKENS] [--rounds 3]
 
+  --mix            all: requests of every kind; chat: short questions and long answers
   --pid            read the server's memory from /proc instead of /metrics
   --stuck-seconds  silence within an answer that counts as stuck
   --patience       seconds for a whole answer
@@ -23,6 +25,7 @@ pub struct Options {
     pub pid: Option<u32>,
     pub key: Option<String>,
     pub seed: u64,
+    pub mix: Mix,
     pub stuck: Duration,
     pub patience: Duration,
     pub allow_refused: bool,
@@ -40,6 +43,7 @@ impl Options {
             pid: None,
             key: None,
             seed: 1,
+            mix: Mix::All,
             stuck: Duration::from_secs(30),
             patience: Duration::from_secs(300),
             allow_refused: false,
@@ -56,6 +60,13 @@ impl Options {
                 "--pid" => options.pid = Some(value()?.parse()?),
                 "--key" => options.key = Some(value()?),
                 "--seed" => options.seed = value()?.parse()?,
+                "--mix" => {
+                    options.mix = match value()?.as_str() {
+                        "all" => Mix::All,
+                        "chat" => Mix::Chat,
+                        other => return Err(format!("there is no mix {other:?}\n{USAGE}").into()),
+                    }
+                }
                 "--stuck-seconds" => options.stuck = Duration::from_secs_f64(value()?.parse()?),
                 "--patience" => options.patience = Duration::from_secs_f64(value()?.parse()?),
                 "--rounds" => options.rounds = value()?.parse()?,
