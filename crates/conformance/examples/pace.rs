@@ -1,0 +1,149 @@
+//! How fast the scheduler writes one answer and many, and what a form costs, without a network: `pace FOLDER [ANSWERS]`.
+//!
+//! `cargo run --release -p pleiad-conformance --example pace -- box/model`
+//!
+//! Answers have 200 tokens. Kinds take turns, so that a machine that is busy elsewhere for a while is so for all of them.
+
+use std::error::Error;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use checkpoint::Checkpoint;
+use cpu::{Cpu, Options};
+use engine::{
+    Constraint, Engine, EngineOptions, Grammar, Grammars, Job, Listener, SamplingParams, Scheduler,
+    SchedulerOptions, TemplateInput, Tokenizer, Update,
+};
+use models::Model;
+use serde_json::json;
+
+const TOKENS: usize = 200;
+const ROUNDS: usize = 15;
+
+struct Ear(Sender<Update>);
+
+impl Listener for Ear {
+    fn update(&mut self, update: Update) {
+        let _ = self.0.send(update);
+    }
+
+    fn is_gone(&self) -> bool {
+        false
+    }
+}
+
+struct Pace {
+    scheduler: Scheduler,
+    prompt: Vec<u32>,
+    sampling: SamplingParams,
+}
+
+impl Pace {
+    fn start(&self, seed: u64, constraint: Option<Constraint>) -> Result<Receiver<Update>, Box<dyn Error>> {
+        let (sender, updates) = channel();
+        self.scheduler.submit(Job {
+            prompt: self.prompt.clone(),
+            stable: 0,
+            max_tokens: Some(TOKENS),
+            end_ids: Vec::new(),
+            sampling: SamplingParams { seed: Some(seed), ..self.sampling.clone() },
+            constraint,
+            logprobs: None,
+            listener: Box::new(Ear(sender)),
+        })?;
+        Ok(updates)
+    }
+
+    /// Tokens of an answer, and the time from its first to its last.
+    fn wait(updates: &Receiver<Update>) -> Result<(usize, Duration), Box<dyn Error>> {
+        let mut tokens = 0;
+        loop {
+            match updates.recv()? {
+                Update::Token(_) => tokens += 1,
+                Update::Finished(_, timing) => return Ok((tokens, timing.decode)),
+                Update::Failed(error) => return Err(error.into()),
+                Update::Started { .. } => {}
+            }
+        }
+    }
+
+    /// Microseconds per token of one answer alone.
+    fn alone(&self, seed: u64, constraint: Option<Constraint>) -> Result<f64, Box<dyn Error>> {
+        let (tokens, time) = Self::wait(&self.start(seed, constraint)?)?;
+        Ok(time.as_secs_f64() * 1e6 / (tokens - 1) as f64)
+    }
+
+    /// Microseconds per token of so many at once, prompts included.
+    fn together(&self, answers: usize) -> Result<f64, Box<dyn Error>> {
+        let started = Instant::now();
+        let all: Vec<_> = (0..answers as u64).map(|seed| self.start(seed, None)).collect::<Result<_, _>>()?;
+        let mut tokens = 0;
+        for updates in &all {
+            tokens += Self::wait(updates)?.0;
+        }
+        Ok(started.elapsed().as_secs_f64() * 1e6 / tokens as f64)
+    }
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut words = std::env::args().skip(1);
+    let folder = words.next().ok_or("pace FOLDER [ANSWERS]")?;
+    let answers = words.next().map_or(Ok(64), |word| word.parse())?;
+    let tokenizer = Tokenizer::open(Path::new(&folder))?;
+    let model = Model::load(&Checkpoint::open(Path::new(&folder))?, Cpu::new(Options::default())?)?;
+    let grammars = Grammars::new(&tokenizer, model.summary().vocabulary);
+    let engine = Engine::new(model, &EngineOptions::default())?;
+    // Guesses would help text that repeats itself, which is a matter of the text.
+    let options = SchedulerOptions { speculate: false, prefix_memory: 0, ..SchedulerOptions::default() };
+    let message = json!({"role": "user", "content": "Tell me a story about a fox in a forest."});
+    let text = tokenizer.render(TemplateInput {
+        messages: vec![message],
+        add_generation_prompt: true,
+        ..Default::default()
+    })?;
+    let mut sampling = SamplingParams::default();
+    tokenizer.generation_defaults().apply(&mut sampling);
+    let prompt = tokenizer.encode(&text, false)?;
+    let pace = Pace { scheduler: Scheduler::start(engine, options)?, prompt, sampling };
+
+    let animal = json!({"type": "object", "additionalProperties": false, "required": ["name", "age", "kind"], "properties": {
+        "name": {"type": "string"}, "age": {"type": "integer"}, "kind": {"enum": ["bird", "fish", "cat"]}}});
+    let forms = [
+        ("a list of objects", Grammar::JsonSchema(json!({"type": "array", "minItems": 50, "items": animal}))),
+        ("any JSON object", Grammar::JsonObject),
+        ("a text of letters", Grammar::Regex("[A-Za-z ,.]{2000}".into())),
+    ];
+    let (mut plain, mut many) = (Vec::new(), Vec::new());
+    let mut formed = vec![Vec::new(); forms.len()];
+    for round in 0..ROUNDS as u64 {
+        plain.push(pace.alone(round, None)?);
+        for ((_, form), times) in forms.iter().zip(&mut formed) {
+            times.push(pace.alone(round, Some(grammars.constraint(form)?))?);
+        }
+        if round % 3 == 0 {
+            many.push(pace.together(answers)?);
+        }
+    }
+    let (plain, many) = (median(plain), median(many));
+    println!("one answer: {plain:.1} us per token, {:.0} tokens/s", 1e6 / plain);
+    println!(
+        "{answers} answers: {many:.1} us per token, {:.0} tokens/s, {:.2} times",
+        1e6 / many,
+        plain / many
+    );
+    for ((name, _), times) in forms.iter().zip(formed) {
+        let time = median(times);
+        println!(
+            "{name}: {time:.1} us per token, {:+.1} us, {:+.1}%",
+            time - plain,
+            100.0 * (time / plain - 1.0)
+        );
+    }
+    Ok(())
+}
