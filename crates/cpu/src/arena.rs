@@ -4,16 +4,15 @@
 //! page by page and goes back as soon as it is dropped, which costs more than most operations. So buffers return to a
 //! list here when they are dropped and are handed out again, with whatever values they hold.
 
-use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::aligned::Aligned;
 
-/// Free buffers by their size.
+/// Free buffers by the class of their size.
 #[derive(Default)]
 struct Lists {
-    free: BTreeMap<usize, Vec<Aligned<f32>>>,
+    free: Vec<Vec<Aligned<f32>>>,
     /// Values of all free buffers.
     free_values: usize,
     /// Values of all buffers in use.
@@ -22,9 +21,9 @@ struct Lists {
     most_values: usize,
 }
 
-/// A free buffer that is larger than asked for is used if it is at most so many times as large: steps of a server differ in
-/// their tokens, and memory from the system costs more than the operation.
-const LARGER: usize = 4;
+/// A free buffer that is larger than asked for is used if it is at most so many classes larger, which is four times as large: steps
+/// of a server differ in their tokens, and memory from the system costs more than the operation.
+const LARGER: usize = 8;
 
 /// Where buffers come from and return to.
 #[derive(Default)]
@@ -35,6 +34,12 @@ pub(crate) struct Arena(Mutex<Lists>);
 fn size_for(len: usize) -> usize {
     let len = len.max(64);
     len.next_multiple_of(1 << (len.ilog2() - 2))
+}
+
+/// The number of a size among all sizes.
+fn class_of(size: usize) -> usize {
+    let power = size.ilog2() as usize;
+    4 * power + (size >> (power - 2))
 }
 
 impl Arena {
@@ -48,9 +53,9 @@ impl Arena {
         self.take_within(len, LARGER)
     }
 
-    /// A buffer whose memory is at most so many times as large as needed.
-    fn take_within(self: &Arc<Self>, len: usize, times: usize) -> Buffer {
-        let found = self.lists().take(size_for(len), times);
+    /// A buffer whose memory is at most so many classes larger than needed.
+    fn take_within(self: &Arc<Self>, len: usize, classes: usize) -> Buffer {
+        let found = self.lists().take(size_for(len), classes);
         let mut values = found.unwrap_or_else(|| Aligned::zeros(size_for(len)));
         if cfg!(debug_assertions) {
             // What is read before it is written must show in tests.
@@ -61,23 +66,23 @@ impl Arena {
 
     /// A buffer with these values, for keeping: no larger than needed.
     pub fn copy(self: &Arc<Self>, values: &[f32]) -> Buffer {
-        let mut buffer = self.take_within(values.len(), 1);
+        let mut buffer = self.take_within(values.len(), 0);
         buffer.copy_from_slice(values);
         buffer
     }
 
     /// A buffer of zeros, for keeping.
     pub fn zeros(self: &Arc<Self>, len: usize) -> Buffer {
-        let mut buffer = self.take_within(len, 1);
+        let mut buffer = self.take_within(len, 0);
         buffer.fill(0.0);
         buffer
     }
 }
 
 impl Lists {
-    /// A free buffer of this size, or so many times as large; counts it, or the one that has to be made, as used.
-    fn take(&mut self, size: usize, times: usize) -> Option<Aligned<f32>> {
-        let found = self.free.range_mut(size..=times * size).find_map(|(_, free)| free.pop());
+    /// A free buffer of this size, or up to so many classes larger; counts it, or the one that has to be made, as used.
+    fn take(&mut self, size: usize, classes: usize) -> Option<Aligned<f32>> {
+        let found = self.free.iter_mut().skip(class_of(size)).take(1 + classes).find_map(Vec::pop);
         let found_size = found.as_ref().map_or(size, |values| values.len());
         self.used_values += found_size;
         self.most_values = self.most_values.max(self.used_values);
@@ -92,11 +97,8 @@ impl Lists {
     /// that were ever in use.
     fn shrink(&mut self) {
         while self.free_values > 0 && self.used_values + self.free_values > self.most_values {
-            let Some(mut largest) = self.free.last_entry() else { return };
-            match largest.get_mut().pop() {
-                Some(values) => self.free_values -= values.len(),
-                None => drop(largest.remove()),
-            }
+            let Some(values) = self.free.iter_mut().rev().find_map(Vec::pop) else { return };
+            self.free_values -= values.len();
         }
     }
 }
@@ -136,7 +138,11 @@ impl Drop for Buffer {
         let mut lists = self.arena.lists();
         lists.used_values -= size;
         lists.free_values += size;
-        lists.free.entry(size).or_default().push(values);
+        let class = class_of(size);
+        if lists.free.len() <= class {
+            lists.free.resize_with(class + 1, Vec::new);
+        }
+        lists.free[class].push(values);
     }
 }
 
@@ -159,6 +165,29 @@ mod tests {
     }
 
     #[test]
+    fn classes_are_in_order() {
+        let sizes: Vec<usize> = (1..10_000).map(size_for).collect();
+        for pair in sizes.windows(2) {
+            assert_eq!(class_of(pair[1]) - class_of(pair[0]), usize::from(pair[1] > pair[0]));
+        }
+        assert_eq!(class_of(4 * 1024), class_of(1024) + LARGER);
+    }
+
+    #[test]
+    fn a_larger_buffer_serves_but_not_for_keeping() {
+        let with_one = || {
+            let arena = Arc::new(Arena::default());
+            drop(arena.take(4000));
+            arena
+        };
+        let values = |buffer: Buffer| buffer.values.len();
+        assert_eq!(values(with_one().take(4000)), 4096);
+        assert_eq!(values(with_one().take(1000)), 4096);
+        assert_eq!(values(with_one().take(700)), 768);
+        assert_eq!(values(with_one().zeros(1000)), 1024);
+    }
+
+    #[test]
     fn no_more_is_kept_than_was_in_use() {
         let arena = Arc::new(Arena::default());
         // One size after the other, never two at once.
@@ -169,9 +198,6 @@ mod tests {
         assert_eq!(lists.used_values, 0);
         assert_eq!(lists.most_values, size_for(49_000));
         assert!(lists.free_values <= lists.most_values, "{} of {}", lists.free_values, lists.most_values);
-        assert_eq!(
-            lists.free_values,
-            lists.free.values().flatten().map(|values| values.len()).sum::<usize>()
-        );
+        assert_eq!(lists.free_values, lists.free.iter().flatten().map(|values| values.len()).sum::<usize>());
     }
 }
