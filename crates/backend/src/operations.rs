@@ -87,6 +87,12 @@ pub trait Backend: Sized + 'static {
     /// Waits for everything recorded so far and returns the values of `x`, row after row.
     fn read(&self, x: &Self::Tensor) -> Result<Vec<f32>>;
 
+    /// The same into memory that is used again.
+    fn read_into(&self, x: &Self::Tensor, values: &mut Vec<f32>) -> Result<()> {
+        *values = self.read(x)?;
+        Ok(())
+    }
+
     /// Waits, and returns the `k` largest values of each row of `x` with their columns, largest first, ties to the lower
     /// column; all values of a row that has fewer. A value that is not a number comes before all others, so that it
     /// does not go unnoticed.

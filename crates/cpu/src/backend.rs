@@ -141,6 +141,13 @@ impl Backend for Cpu {
         Ok(x.values().to_vec())
     }
 
+    fn read_into(&self, x: &Tensor, values: &mut Vec<f32>) -> Result<()> {
+        let _time = self.time("read");
+        values.clear();
+        values.extend_from_slice(x.values());
+        Ok(())
+    }
+
     fn read_top(&self, x: &Tensor, k: usize) -> Result<Vec<Vec<(u32, f32)>>> {
         let _time = self.time("read_top");
         let mut rows = vec![Vec::new(); x.shape().rows];

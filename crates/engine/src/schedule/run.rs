@@ -48,6 +48,8 @@ pub(super) struct Loop<B: Backend> {
     /// Seconds per token of a prompt, as far as known.
     pace: Option<f64>,
     stats: Stats,
+    /// Logits of the present step, where all are needed.
+    logits: Vec<f32>,
     /// No more jobs will come.
     ending: bool,
 }
@@ -72,6 +74,7 @@ impl<B: Backend> Loop<B> {
             running: Vec::new(),
             pace: None,
             stats: Stats::default(),
+            logits: Vec::new(),
             ending: false,
         }
     }
@@ -318,7 +321,7 @@ impl<B: Backend> Loop<B> {
 
     /// Runs the step; how it went for each answer, in their order.
     fn run_step(&mut self) -> Result<Vec<Result<Gain, Error>>, Error> {
-        let Self { engine, running, .. } = self;
+        let Self { engine, running, logits: all, .. } = self;
         let b = engine.model().backend();
         let context = engine.context();
         running.iter().filter_map(|answer| answer.writer.beside()).for_each(|task| b.beside(task));
@@ -328,13 +331,14 @@ impl<B: Backend> Loop<B> {
         let asking = || running.iter().filter(|answer| answer.rows() > 0);
         // As many of the largest as suffice for everybody, or all.
         let needed: Option<Vec<usize>> = asking().map(|answer| answer.writer.needed()).collect();
-        let (mut all, mut top, mut width) = (Vec::new(), Vec::new(), 1);
+        let (mut top, mut width) = (Vec::new(), 1);
+        all.clear();
         if let Some(logits) = &logits {
             match needed.and_then(|needed| needed.into_iter().max()) {
                 Some(k) => top = b.read_top(logits, k)?,
                 None => {
                     width = logits.shape().cols.max(1);
-                    all = b.read(logits)?;
+                    b.read_into(logits, all)?;
                 }
             }
         }
