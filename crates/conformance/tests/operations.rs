@@ -7,7 +7,8 @@ use conformance::{Expected, all, report, run_all, run_all_fast};
 use cpu::{Cpu, Numerics, Options, Set};
 
 fn cpu_with(threads: usize, numerics: Numerics, set: Set) -> Cpu {
-    Cpu::new(Options { threads: Some(threads), numerics, kernels: Some(set), profile: false }).unwrap()
+    let kernels = Some(set);
+    Cpu::new(Options { threads: Some(threads), numerics, kernels, ..Options::default() }).unwrap()
 }
 
 fn cpu(threads: usize) -> Cpu {
