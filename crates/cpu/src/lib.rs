@@ -40,7 +40,7 @@ use profile::Profile;
 /// How products are rounded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Numerics {
-    /// Activations are rounded to 15 bits inside products with quantised weights.
+    /// Activations are rounded to 15 bits inside products with quantised weights, and to 16 in attention over f16 caches.
     #[default]
     Fast,
     /// Plain f32 throughout: the reference.

@@ -193,7 +193,10 @@ pub(crate) fn nn(
         Set::Avx512 => avx512::pairs::nn(size, a, factors, b, c, add, ahead),
         #[cfg(target_arch = "x86_64")]
         Set::Avx2 => avx2::pairs::nn(size, a, factors, b, c, add, ahead),
-        _ => nn_widened(set, size, a, factors, b, c, add),
+        _ => {
+            let _ = ahead;
+            nn_widened(set, size, a, factors, b, c, add);
+        }
     }
 }
 
