@@ -94,6 +94,9 @@ fn every_operation_has_cases() {
     let implied = ["description", "free_memory", "take_profile", "prepare_batch", "read", "read_routes"];
     // These take nothing that can be wrong, or are refused by what they are composed of.
     let always = [
+        "spread",
+        "beside",
+        "read_into",
         "read_top",
         "soft_cap",
         "rope_table",

@@ -1,5 +1,8 @@
 //! Rows and columns that only move: exact.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use backend::{Backend, GdnShape, Handle, Shape, largest};
 
 use super::ensure;
@@ -92,6 +95,32 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         ensure(top[0][0].0 == 2999 && top[0][0].1.is_nan(), "a NaN was passed over")?;
         ensure(top[1][0] == (7, f32::INFINITY), "an infinity was passed over")?;
         Ok(Vec::new())
+    }));
+    cases.push(Case::new("read_into", "memory that held something else", Bound::EXACT, |b: &B, rng| {
+        let (x, mut values) = (rng.values(3, 37), vec![f32::NAN; 500]);
+        b.read_into(&x.on(b)?, &mut values)?;
+        Ok(vec![Output::exact("values", values, x.values)])
+    }));
+    cases.extend([0, 1, 2, 1000].map(|count| {
+        Case::new("spread", format!("{count} tasks"), Bound::EXACT, move |b: &B, _| {
+            let calls: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
+            b.spread(count, &|i| {
+                calls[i].fetch_add(1, Ordering::Relaxed);
+            });
+            ensure(calls.iter().all(|calls| calls.load(Ordering::Relaxed) == 1), "not every task ran once")?;
+            Ok(Vec::new())
+        })
+    }));
+    cases.push(Case::new("beside", "operations go on", Bound::EXACT, |b: &B, rng| {
+        let runs = Arc::new(AtomicUsize::new(0));
+        let counted = runs.clone();
+        b.beside(Box::new(move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+        }));
+        let x = rng.values(5, 8);
+        let y = b.read(&b.select_rows(&x.on(b)?, &[0, 1, 2, 3, 4])?)?;
+        ensure(runs.load(Ordering::Relaxed) <= 1, "the task ran twice")?;
+        Ok(vec![Output::exact("y", y, x.values)])
     }));
     cases.extend(COLUMNS.map(|(rows, start, width)| {
         Case::new("columns", format!("{start} + {width} of [{rows}, 37]"), Bound::EXACT, move |b: &B, rng| {
