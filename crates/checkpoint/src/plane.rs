@@ -173,6 +173,20 @@ impl Plane {
         }
     }
 
+    /// The same over copies of all bytes that it lies in.
+    pub(crate) fn relocated<E>(
+        &self,
+        copy: &mut impl FnMut(&Bytes) -> std::result::Result<Bytes, E>,
+    ) -> std::result::Result<Plane, E> {
+        let pieces = match &self.pieces {
+            Pieces::One { bytes, stride } => Pieces::One { bytes: copy(bytes)?, stride: *stride },
+            Pieces::Each(pieces) => {
+                Pieces::Each(pieces.iter().map(copy).collect::<std::result::Result<_, E>>()?)
+            }
+        };
+        Ok(Plane { pieces, ..*self })
+    }
+
     /// Bytes of the rows themselves.
     pub(crate) fn stored_bytes(&self) -> u64 {
         let rows = if self.shared == 1 {

@@ -77,13 +77,14 @@ impl Reader {
 
     /// What is to be read of one matrix; `None` if it is in memory already.
     pub(crate) fn pieces(&self, weight: &Weight, matrix: usize) -> Result<Option<Vec<Piece>>> {
-        let piece = |bytes: Bytes| {
-            let Some((file, range)) = bytes.place() else { return Ok(None) };
-            let skip = (range.start % ALIGN as u64) as usize;
-            let start = range.start - skip as u64;
-            Ok(Some(Piece { source: self.source(file)?, file: file.clone(), start, skip, len: bytes.len() }))
-        };
-        weight.pieces(matrix).into_iter().map(piece).collect()
+        weight.pieces(matrix).iter().map(|bytes| self.piece(bytes)).collect()
+    }
+
+    fn piece(&self, bytes: &Bytes) -> Result<Option<Piece>> {
+        let Some((file, range)) = bytes.place() else { return Ok(None) };
+        let skip = (range.start % ALIGN as u64) as usize;
+        let start = range.start - skip as u64;
+        Ok(Some(Piece { source: self.source(file)?, file: file.clone(), start, skip, len: bytes.len() }))
     }
 
     fn source(&self, file: &Arc<MappedFile>) -> Result<Arc<dyn Source>> {
@@ -98,13 +99,10 @@ impl Reader {
 
     /// A weight with its bytes in memory; where they are there already, as it is.
     pub fn copy(&self, weight: &Weight) -> Result<Weight> {
-        let mut copies = Vec::new();
-        for matrix in 0..weight.count {
-            let Some(pieces) = self.pieces(weight, matrix)? else { return Ok(weight.clone()) };
-            copies.push(weight.moved(matrix, self.read_all(&pieces)?));
-        }
-        let stacked = Weight::stacked(&copies).unwrap_or_else(|| weight.clone());
-        Ok(Weight { name: weight.name.clone(), ..stacked })
+        weight.relocated(|bytes| match self.piece(bytes)? {
+            Some(piece) => self.read(&piece),
+            None => Ok(bytes.clone()),
+        })
     }
 
     /// Bytes per second of random reads of [`PART`] bytes in the file of a piece.
@@ -132,22 +130,20 @@ impl Reader {
         Ok(bytes as f64 / begun.elapsed().as_secs_f64())
     }
 
-    fn read_all(&self, pieces: &[Piece]) -> Result<Vec<Bytes>> {
-        let Some(slot) = slots(1, pieces.iter().map(Piece::room).sum())?.pop() else { return Ok(Vec::new()) };
-        let (_, mut blocks) = slot.cut(pieces.iter().map(Piece::room));
-        let parts = pieces.iter().zip(&mut blocks).flat_map(|(piece, block)| {
-            block.chunks_mut(PART).enumerate().map(move |(i, part)| (piece, i * PART, part))
-        });
-        let parts = Mutex::new(parts);
+    fn read(&self, piece: &Piece) -> Result<Bytes> {
+        let Some(slot) = slots(1, piece.room())?.pop() else { return Ok(Bytes::from_vec(Vec::new())) };
+        let (_, mut blocks) = slot.cut([piece.room()]);
+        let Some(mut block) = blocks.pop() else { return Ok(Bytes::from_vec(Vec::new())) };
+        let parts = Mutex::new(block.chunks_mut(PART).enumerate());
         let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
         let work = |_| -> Result<()> {
-            while let Some((piece, offset, part)) = next() {
-                piece.read_part(offset, part)?;
+            while let Some((i, part)) = next() {
+                piece.read_part(i * PART, part)?;
             }
             Ok(())
         };
         in_threads(self.threads, work).into_iter().collect::<Result<()>>()?;
-        Ok(pieces.iter().zip(blocks).map(|(piece, block)| piece.bytes(block)).collect())
+        Ok(piece.bytes(block))
     }
 }
 

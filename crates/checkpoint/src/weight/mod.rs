@@ -133,7 +133,7 @@ impl Weight {
     ///
     /// # Panics
     /// If they differ, or are stacks themselves.
-    pub fn stacked(matrices: &[Weight]) -> Option<Weight> {
+    pub(crate) fn stacked(matrices: &[Weight]) -> Option<Weight> {
         let one = matrices.first()?;
         let same = |w: &Weight| {
             (w.count, w.rows, w.cols, w.format) == (1, one.rows, one.cols, one.format)
@@ -193,6 +193,19 @@ impl Weight {
             bias: self.bias.as_ref().map(|bias| bias[matrix * self.rows..][..self.rows].to_vec()),
             ..*self
         }
+    }
+
+    /// The same over copies of all bytes that it lies in; matrices may share some of them.
+    pub fn relocated<E>(
+        &self,
+        mut copy: impl FnMut(&Bytes) -> std::result::Result<Bytes, E>,
+    ) -> std::result::Result<Weight, E> {
+        Ok(Weight {
+            data: self.data.relocated(&mut copy)?,
+            scales: self.scales.as_ref().map(|plane| plane.relocated(&mut copy)).transpose()?,
+            biases: self.biases.as_ref().map(|plane| plane.relocated(&mut copy)).transpose()?,
+            ..self.clone()
+        })
     }
 
     /// Says that these rows will not be read again soon: a reader of a whole model, row by row, need not keep it in
