@@ -217,7 +217,7 @@ impl MachineArgs {
     }
 
     /// How the model is spread on the CPU, if it is larger than memory.
-    pub fn plan(&self, checkpoint: &Checkpoint, cpu: &Cpu) -> Result<Option<Plan>, Error> {
+    fn plan(&self, checkpoint: &Checkpoint, cpu: &Cpu) -> Result<Option<Plan>, Error> {
         let Some(budget) = self.memory.or_else(|| cpu.free_memory().map(plan::usable)) else {
             return Ok(None);
         };
@@ -263,19 +263,21 @@ impl MachineArgs {
     }
 
     /// The model as it would be on `machine`, to be described and not run: it is on the CPU, where weights stay in their
-    /// file.
-    pub fn outline(&self, checkpoint: &Checkpoint, machine: &AnyMachine) -> Result<Engine<Cpu>, Error> {
+    /// file. And how it would be spread, if it is larger than memory.
+    pub fn outline(
+        &self,
+        checkpoint: &Checkpoint,
+        machine: &AnyMachine,
+    ) -> Result<(Engine<Cpu>, Option<Plan>), Error> {
         let weights = checkpoint.total_bytes();
-        let cache_memory = match machine {
-            AnyMachine::Cpu(cpu) => match self.plan(checkpoint, cpu)? {
-                Some(plan) => Some(plan.caches),
-                None => self.cache_memory(weights, cpu),
-            },
+        let (plan, cache_memory) = match machine {
+            AnyMachine::Cpu(cpu) => (self.plan(checkpoint, cpu)?, self.cache_memory(weights, cpu)),
             #[cfg(feature = "gpu")]
-            AnyMachine::Gpu(gpu) => self.cache_memory(weights, gpu),
+            AnyMachine::Gpu(gpu) => (None, self.cache_memory(weights, gpu)),
         };
+        let cache_memory = plan.map(|plan| plan.caches).or(cache_memory);
         let cpu = Cpu::new(cpu::Options { threads: Some(1), ..cpu::Options::default() })?;
-        Ok(Engine::new(Model::load(checkpoint, cpu)?, &self.options(cache_memory))?)
+        Ok((Engine::new(Model::load(checkpoint, cpu)?, &self.options(cache_memory))?, plan))
     }
 }
 

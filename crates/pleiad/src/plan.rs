@@ -14,6 +14,9 @@ const LEAST_EXPERTS: u64 = 16;
 /// Caches get this part of what is left beside the weights that stay, unless a context was asked for.
 const CACHE_PART: u64 = 4;
 
+/// A model stays in memory whole if caches have this part of its size beside it: more is a wish, and reading from disk a high price.
+const LEAST_CACHE_PART: u64 = 32;
+
 /// What is free stays free to this part, and at least so many bytes, unless a budget was given.
 const MARGIN: (u64, u64) = (16, 500_000_000);
 
@@ -63,7 +66,7 @@ impl Plan {
     /// experts to be read from disk.
     pub fn new(budget: u64, sizes: Sizes, caches: u64, asked: bool) -> Result<Option<Self>, TooSmall> {
         let all = sizes.others + sizes.experts + BESIDE;
-        let enough = if asked { all + caches } else { all + caches.min(all / CACHE_PART) };
+        let enough = all + if asked { caches } else { caches.min(all / LEAST_CACHE_PART) };
         if budget >= enough || sizes.experts == 0 {
             return Ok(None);
         }
@@ -103,6 +106,9 @@ mod tests {
         assert_eq!(Plan::new(209_000_000_000, SIZES, 0, true).unwrap().map(|plan| plan.experts), {
             Some(199_700_000_000)
         });
+        // A context as long as the model's own is worth less than all experts in memory.
+        assert_eq!(Plan::new(220_000_000_000, SIZES, 90_000_000_000, false), Ok(None));
+        assert!(Plan::new(220_000_000_000, SIZES, 90_000_000_000, true).unwrap().is_some());
         let dense = Sizes { experts: 0, expert: 0, ..SIZES };
         assert_eq!(Plan::new(1, dense, 5, false), Ok(None));
     }

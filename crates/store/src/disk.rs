@@ -85,7 +85,11 @@ impl Source for OpenFile {
                 Ok(0) => break,
                 Ok(n) => done += n,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+                Err(error) => {
+                    // A file that was cut in the middle of a page reads as a wrong argument.
+                    self.check()?;
+                    return Err(error);
+                }
             }
         }
         self.check()?;

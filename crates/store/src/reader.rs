@@ -1,8 +1,9 @@
 //! Weights, read from their files into memory.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use checkpoint::{Bytes, MappedFile, Weight};
@@ -61,6 +62,8 @@ fn failed(file: &MappedFile, error: &std::io::Error) -> Error {
 pub struct Reader {
     disk: Box<dyn Disk>,
     open: Mutex<HashMap<PathBuf, Arc<dyn Source>>>,
+    /// What has been copied, by its place: weights may be views of the same bytes.
+    copies: Mutex<HashMap<(PathBuf, Range<u64>), Bytes>>,
     threads: usize,
 }
 
@@ -72,7 +75,7 @@ impl Reader {
 
     /// The same from another disk, for tests.
     pub fn with_disk(threads: usize, disk: Box<dyn Disk>) -> Self {
-        Self { disk, open: Mutex::default(), threads: threads.max(1) }
+        Self { disk, open: Mutex::default(), copies: Mutex::default(), threads: threads.max(1) }
     }
 
     /// What is to be read of one matrix; `None` if it is in memory already.
@@ -88,7 +91,7 @@ impl Reader {
     }
 
     fn source(&self, file: &Arc<MappedFile>) -> Result<Arc<dyn Source>> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = lock(&self.open);
         if let Some(source) = open.get(&file.path) {
             return Ok(source.clone());
         }
@@ -97,16 +100,23 @@ impl Reader {
         Ok(source)
     }
 
-    /// A weight with its bytes in memory; where they are there already, as it is.
+    /// A weight with its bytes in memory; where they are there already, as it is. They stay there as long as the reader.
     pub fn copy(&self, weight: &Weight) -> Result<Weight> {
-        weight.relocated(|bytes| match self.piece(bytes)? {
-            Some(piece) => self.read(&piece),
-            None => Ok(bytes.clone()),
+        weight.relocated(|bytes| {
+            let Some((file, range)) = bytes.place() else { return Ok(bytes.clone()) };
+            let place = (file.path.clone(), range);
+            if let Some(copy) = lock(&self.copies).get(&place) {
+                return Ok(copy.clone());
+            }
+            let Some(piece) = self.piece(bytes)? else { return Ok(bytes.clone()) };
+            let copy = self.read(&piece)?;
+            lock(&self.copies).insert(place, copy.clone());
+            Ok(copy)
         })
     }
 
     /// Bytes per second of random reads of [`PART`] bytes in the file of a piece.
-    pub(crate) fn speed(&self, piece: &Piece, threads: usize, time: Duration) -> Result<f64> {
+    pub(crate) fn speed(&self, piece: &Piece, time: Duration) -> Result<f64> {
         let parts = (piece.file.len / PART as u64).max(1);
         let begun = Instant::now();
         let read = |thread: usize| -> Result<u64> {
@@ -126,7 +136,7 @@ impl Reader {
             }
             Ok(bytes)
         };
-        let bytes = in_threads(threads, read).into_iter().sum::<Result<u64>>()?;
+        let bytes = in_threads(self.threads, read).into_iter().sum::<Result<u64>>()?;
         Ok(bytes as f64 / begun.elapsed().as_secs_f64())
     }
 
@@ -135,7 +145,7 @@ impl Reader {
         let (_, mut blocks) = slot.cut([piece.room()]);
         let Some(mut block) = blocks.pop() else { return Ok(Bytes::from_vec(Vec::new())) };
         let parts = Mutex::new(block.chunks_mut(PART).enumerate());
-        let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let next = || lock(&parts).next();
         let work = |_| -> Result<()> {
             while let Some((i, part)) = next() {
                 piece.read_part(i * PART, part)?;
@@ -145,6 +155,11 @@ impl Reader {
         in_threads(self.threads, work).into_iter().collect::<Result<()>>()?;
         Ok(piece.bytes(block))
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing here is left half-changed by a panic.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Calls `work` once on each of so many threads, with its number.

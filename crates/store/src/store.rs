@@ -154,10 +154,10 @@ impl Store {
     }
 
     /// Begins a step of a layer with so many tokens: `uses` are the experts it needs, in ascending order, each with the number of
-    /// tokens that use it.
+    /// tokens that use it. One pass at a time: a second one makes the first forget what it has not begun to read.
     ///
     /// # Panics
-    /// If there is no such layer or expert, or another pass is under way.
+    /// If there is no such layer or expert.
     pub fn pass(&self, layer: usize, tokens: usize, uses: &[(usize, usize)]) -> Pass<'_> {
         Pass::begin(&self.shared, layer, tokens, uses)
     }
@@ -204,7 +204,7 @@ impl Store {
     /// read experts; `None` without experts, or where it cannot be read.
     pub fn disk_speed(&self, time: Duration) -> Option<f64> {
         let pieces = self.shared.lock().any_pieces()?;
-        self.shared.reader.speed(pieces.first()?, self.shared.options.threads, time).ok()
+        self.shared.reader.speed(pieces.first()?, time).ok()
     }
 }
 

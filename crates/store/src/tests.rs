@@ -142,9 +142,13 @@ fn a_step_that_needs_everything_reads_the_next_layer_ahead() {
 fn whole_weights_are_copied() {
     let folder = tempfile::tempdir().unwrap();
     let (_, weights) = model(folder.path(), 1);
-    let copy = Reader::new(3).copy(&weights[0][1]).unwrap();
+    let reader = Reader::new(3);
+    let copy = reader.copy(&weights[0][1]).unwrap();
     assert_eq!((copy.count, copy.rows, copy.cols), (EXPERTS, ROWS, COLS));
     assert!(copy.pieces(3)[0].place().is_none());
+    // Views of the same bytes stay views of the same bytes.
+    let [a, b] = [0..2, 3..7].map(|rows| reader.copy(&weights[0][1].row_range(rows)).unwrap());
+    assert_eq!(b.pieces(0)[0].as_ptr().addr() - a.pieces(0)[0].as_ptr().addr(), 3 * COLS * 4);
     for (a, b) in (0..EXPERTS).map(|e| (copy.pieces(e), weights[0][1].pieces(e))) {
         assert_eq!(&*a[0], &*b[0]);
     }
@@ -178,6 +182,21 @@ fn a_file_that_was_cut_or_changed_is_an_error_and_never_data() {
     // What is in memory is still good.
     let mut pass = store.pass(0, 1, &[(0, 1), (1, 1)]);
     assert_eq!(pass.wait().unwrap().len(), 2);
+}
+
+#[test]
+fn a_file_that_was_cut_inside_an_expert_is_said_to_have_changed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, weights) = model(folder.path(), 1);
+    let store = Store::new(options(4)).unwrap();
+    add_all(&store, &weights);
+    let (_, range) = weights[0][0].pieces(3)[0].place().map(|(file, range)| (file.clone(), range)).unwrap();
+    File::options().write(true).open(&path).unwrap().set_len(range.start + 4321).unwrap();
+    let error = run(&store, &weights, 0, &[3]).unwrap_err().to_string();
+    assert!(
+        error.ends_with("model.safetensors: the file has been changed since the model was opened"),
+        "{error}"
+    );
 }
 
 #[test]

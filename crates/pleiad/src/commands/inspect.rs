@@ -169,7 +169,7 @@ pub fn run(args: &InspectArgs) -> Result<ExitCode, Error> {
     let machine = args.model.machine.machine(checkpoint.total_bytes());
     let opened =
         machine.and_then(|machine| Ok((args.model.machine.outline(&checkpoint, &machine)?, machine)));
-    let (engine, machine) = match opened {
+    let ((engine, plan), machine) = match opened {
         Ok(opened) => opened,
         Err(error) => {
             // What can be said of a model that does not run is still worth saying.
@@ -186,9 +186,7 @@ pub fn run(args: &InspectArgs) -> Result<ExitCode, Error> {
     describe_weights(&checkpoint, &mut table)?;
     describe_unused(&unused, &mut table);
     describe_running(&engine, &machine, &mut table);
-    if let AnyMachine::Cpu(cpu) = &machine
-        && let Some(plan) = args.model.machine.plan(&checkpoint, cpu)?
-    {
+    if let Some(plan) = plan {
         table.row("plan", plan.to_string());
     }
     describe_gpus(&mut table);
