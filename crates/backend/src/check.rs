@@ -61,10 +61,17 @@ pub fn matrix(weight: &Weight) -> Result<Shape> {
 }
 
 /// That three stacks form experts; returns `[width, d]` of one.
-pub fn expert_weights(gate: &Weight, up: &Weight, down: &Weight) -> Result<Shape> {
+pub fn expert_weights([gate, up, down]: [&Weight; 3], shared: Option<[&Weight; 3]>) -> Result<Shape> {
     let triple = |w: &Weight| format!("[{}, {}, {}]", w.count, w.rows, w.cols);
+    let turned = |w: &Weight| format!("[{}, {}, {}]", w.count, w.cols, w.rows);
     equal("expert_weights", "up", triple(up), triple(gate))?;
-    equal("expert_weights", "down", triple(down), format!("[{}, {}, {}]", gate.count, gate.cols, gate.rows))?;
+    equal("expert_weights", "down", triple(down), turned(gate))?;
+    if let Some([shared_gate, shared_up, shared_down]) = shared {
+        equal("expert_weights", "the width of the shared expert's input", shared_gate.cols, gate.cols)?;
+        equal("expert_weights", "the number of shared experts", shared_gate.count, 1)?;
+        equal("expert_weights", "the shared up", triple(shared_up), triple(shared_gate))?;
+        equal("expert_weights", "the shared down", triple(shared_down), turned(shared_gate))?;
+    }
     if [gate, up, down].iter().any(|w| w.bias.is_some()) {
         return Err(Error::Unsupported("expert_weights: experts with biases are not supported".into()));
     }

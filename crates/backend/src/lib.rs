@@ -7,6 +7,7 @@
 
 mod batch;
 pub mod check;
+pub mod compositions;
 mod error;
 mod operations;
 mod profile;
@@ -20,7 +21,8 @@ pub use operations::Backend;
 pub use profile::OperationTime;
 pub use rope::{Pairing, RopeSpec, YarnSpec};
 pub use shapes::{
-    Activation, Attention, CacheFloat, Factor, GdnShape, GdnWeights, GroupedSigmoid, Handle, KvImage,
-    KvShape, LatentAttention, Mask, MlaWeights, RecurrentImage, Shape, Shared,
+    Activation, Attention, AttentionWeights, CacheFloat, Factor, GdnShape, GdnWeights, GroupedSigmoid,
+    Handle, KeyValueNorms, KvImage, KvShape, LatentAttention, LatentWeights, Mask, MlaWeights, MoeWeights,
+    Norm, RecurrentImage, Routing, Shape, Shared,
 };
 pub use top::largest;

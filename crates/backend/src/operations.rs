@@ -3,8 +3,9 @@
 use checkpoint::Weight;
 
 use crate::{
-    Activation, Attention, Batch, Factor, GdnShape, GdnWeights, GroupedSigmoid, Handle, KvImage, KvShape,
-    LatentAttention, MlaWeights, OperationTime, RecurrentImage, Result, RopeSpec, Shared, Span,
+    Activation, Attention, AttentionWeights, Batch, Factor, GdnShape, GdnWeights, GroupedSigmoid, Handle,
+    KvImage, KvShape, LatentAttention, LatentWeights, MlaWeights, MoeWeights, Norm, OperationTime,
+    RecurrentImage, Result, RopeSpec, Shared, Span, compositions,
 };
 
 /// A machine that runs models.
@@ -25,7 +26,7 @@ pub trait Backend: Sized + 'static {
     type Matrix: Handle + Send;
     /// One matrix per attention head, for latent attention.
     type HeadMatrices: Send;
-    /// The gate, up and down matrices of all experts of a layer.
+    /// The gate, up and down matrices of all experts of a layer, and of the one that every token passes through.
     type Experts: Send;
     /// A prepared rotary embedding.
     type Rope: Send;
@@ -57,11 +58,18 @@ pub trait Backend: Sized + 'static {
     /// Takes over a matrix `[out, in]`. On the CPU it stays in the mapped file.
     fn matrix(&self, weight: &Weight) -> Result<Self::Matrix>;
 
+    /// Takes over matrices that are multiplied with the same input: together they may cost less than one by one.
+    fn matrices<const N: usize>(&self, weights: [&Weight; N]) -> Result<[Self::Matrix; N]> {
+        let matrices = weights.iter().map(|weight| self.matrix(weight)).collect::<Result<Vec<_>>>()?;
+        matrices.try_into().map_err(|_| unreachable!("as many matrices as weights"))
+    }
+
     /// Takes over one matrix per head. `transposed` when the stored matrix is `[in, out]`, so that `y = W^T x`.
     fn head_matrices(&self, weight: &Weight, transposed: bool) -> Result<Self::HeadMatrices>;
 
-    /// Takes over stacks `gate [E, width, d]`, `up [E, width, d]`, `down [E, d, width]`.
-    fn expert_weights(&self, gate: &Weight, up: &Weight, down: &Weight) -> Result<Self::Experts>;
+    /// Takes over stacks `gate [E, width, d]`, `up [E, width, d]`, `down [E, d, width]`, and the same matrices of a shared expert,
+    /// of a width of its own.
+    fn expert_weights(&self, stacks: [&Weight; 3], shared: Option<[&Weight; 3]>) -> Result<Self::Experts>;
 
     /// Values from the host.
     fn upload(&self, rows: usize, cols: usize, values: &[f32]) -> Result<Self::Tensor>;
@@ -145,6 +153,16 @@ pub trait Backend: Sized + 'static {
         self.matmuls(x, [weight]).map(|[y]| y)
     }
 
+    /// `y_m[t] = W_m (rms(x[t]) * w)` for several matrices over one input.
+    fn norm_matmuls<const N: usize>(
+        &self,
+        x: &Self::Tensor,
+        norm: Norm<'_, Self::Tensor>,
+        weights: [&Self::Matrix; N],
+    ) -> Result<[Self::Tensor; N]> {
+        self.matmuls(&self.rms_norm(x, Some(norm.w), norm.eps)?, weights)
+    }
+
     /// `y[t] = residual[t] + W x[t]`
     fn matmul_add(
         &self,
@@ -161,6 +179,17 @@ pub trait Backend: Sized + 'static {
         up: &Self::Matrix,
         activation: Activation,
     ) -> Result<Self::Tensor>;
+
+    /// `y[t] = act(Wg x) * (Wu x)`, `x` being `rms(x[t]) * w`.
+    fn norm_gate_up(
+        &self,
+        x: &Self::Tensor,
+        norm: Norm<'_, Self::Tensor>,
+        [gate, up]: [&Self::Matrix; 2],
+        activation: Activation,
+    ) -> Result<Self::Tensor> {
+        self.gate_up(&self.rms_norm(x, Some(norm.w), norm.eps)?, gate, up, activation)
+    }
 
     /// `y = act(gate) * up`, element by element.
     fn glu(&self, gate: Self::Tensor, up: &Self::Tensor, activation: Activation) -> Result<Self::Tensor>;
@@ -213,6 +242,18 @@ pub trait Backend: Sized + 'static {
         eps: f32,
     ) -> Result<Self::Tensor>;
 
+    /// `y[t] = residual[t] + W x[t]`, `x` being per head `rms(v) * w * silu(z)`: what leaves a Gated DeltaNet layer.
+    fn gated_norm_matmul_add(
+        &self,
+        [v, z]: [&Self::Tensor; 2],
+        norm: Norm<'_, Self::Tensor>,
+        heads: usize,
+        weight: &Self::Matrix,
+        residual: Self::Tensor,
+    ) -> Result<Self::Tensor> {
+        self.matmul_add(&self.gated_norm(v, z, norm.w, heads, norm.eps)?, weight, residual)
+    }
+
     /// `x * sigmoid(g)`
     fn sigmoid_gate(&self, x: Self::Tensor, g: &Self::Tensor) -> Result<Self::Tensor>;
 
@@ -247,6 +288,21 @@ pub trait Backend: Sized + 'static {
         caches: &[&Self::KvCache],
         spec: &Attention,
     ) -> Result<Self::Tensor>;
+
+    /// The whole core of an attention layer, from its projections to `y [n, heads * value width]`: norms per head of queries and
+    /// keys, their rotation, keys and values behind those in the caches, attention, and the gate that may follow each head's
+    /// query in `q`. Without keys and values, those that another layer has put into the caches are used.
+    fn self_attention(
+        &self,
+        q: Self::Tensor,
+        kv: Option<[Self::Tensor; 2]>,
+        weights: &AttentionWeights<Self>,
+        batch: &Batch<Self>,
+        caches: &mut [&mut Self::KvCache],
+        spec: &Attention,
+    ) -> Result<Self::Tensor> {
+        compositions::self_attention(self, q, kv, weights, batch, caches, spec)
+    }
 
     /// `q'[h] = W[h] q[h]`: brings the plain part of each query head `[n, heads * nope]` into latent space
     /// `[n, heads * rank]`.
@@ -291,6 +347,20 @@ pub trait Backend: Sized + 'static {
         self.mla_unabsorb(&o, &weights.unembed_out)
     }
 
+    /// The whole core of a latent attention layer, from its projections `q [n, heads * (nope + rope)]` and `[latent | k_pe]` to values
+    /// `[n, heads * value width]`: the norm of the latents, the rotation, latents behind those in the caches, attention.
+    fn latent_attention(
+        &self,
+        q: &Self::Tensor,
+        kv: &Self::Tensor,
+        weights: &LatentWeights<Self>,
+        batch: &Batch<Self>,
+        caches: &mut [&mut Self::KvCache],
+        spec: &LatentAttention,
+    ) -> Result<Self::Tensor> {
+        compositions::latent_attention(self, q, kv, weights, batch, caches, spec)
+    }
+
     // ---- Mixture of experts ----
 
     /// `p = softmax(logits[t])`, the `top_k` largest (ties to the lower index), optionally renormalised to sum 1.
@@ -322,14 +392,40 @@ pub trait Backend: Sized + 'static {
         activation: Activation,
     ) -> Result<Self::Tensor>;
 
-    /// Whether experts are read from elsewhere as they are needed, so that it helps to know of them in advance.
-    fn reads_experts(&self) -> bool {
-        false
+    /// Says that `experts` will be called with these routes, or, where they are a guess, with routes like these: where experts are
+    /// read from elsewhere, what is missing can begin to be read. Changes no result.
+    fn expect_experts(&self, _routes: &Self::Routes, _weights: &Self::Experts, _guess: bool) {}
+
+    /// Says that [`Backend::moe`] will soon be called with something like `h`. Where experts are read from elsewhere, its choices
+    /// are worth asking for in advance. Changes no result.
+    fn expect_moe(
+        &self,
+        _h: &Self::Tensor,
+        _norm: Norm<'_, Self::Tensor>,
+        _weights: &MoeWeights<Self>,
+    ) -> Result<()> {
+        Ok(())
     }
 
-    /// Says that `experts` will be called with these routes, or, where they are a guess, with routes like these: what is missing can
-    /// begin to be read. Changes no result.
-    fn expect_experts(&self, _routes: &Self::Routes, _weights: &Self::Experts, _guess: bool) {}
+    /// What the shared expert makes of every token: `Wdown (act(Wgate x[t]) * Wup x[t])`; `None` where there is none.
+    fn shared_expert(
+        &self,
+        x: &Self::Tensor,
+        weights: &Self::Experts,
+        activation: Activation,
+    ) -> Result<Option<Self::Tensor>>;
+
+    /// A whole layer of experts: `x = rms(h) * w; y = experts(x) + shared expert(x)`, plus `h` where the residual is wanted. The shared
+    /// expert is weighted where it has a gate. The router sees `x`, or its own norm of `h`.
+    fn moe(
+        &self,
+        h: &Self::Tensor,
+        norm: Norm<'_, Self::Tensor>,
+        weights: &MoeWeights<Self>,
+        add: bool,
+    ) -> Result<Self::Tensor> {
+        compositions::moe(self, h, norm, weights, add)
+    }
 
     /// `y[t] = h[t] + moe[t]`, plus the shared expert: `sigmoid(gate[t]) * shared[t]`, or `shared[t]` as it is.
     fn combine(
@@ -348,6 +444,18 @@ pub trait Backend: Sized + 'static {
         wb: &Self::Tensor,
         eps: f32,
     ) -> Result<Self::Tensor>;
+
+    /// `y = (r + rms(rms(a) * wa + rms(b) * wb) * w) * factor`: the end of Gemma's layers with experts.
+    fn combine_norm_add(
+        &self,
+        r: &Self::Tensor,
+        [a, b]: [&Self::Tensor; 2],
+        [wa, wb, w]: [&Self::Tensor; 3],
+        eps: f32,
+        factor: Factor<'_, Self::Tensor>,
+    ) -> Result<Self::Tensor> {
+        self.norm_add(r, &self.combine_norm(a, wa, b, wb, eps)?, w, eps, factor)
+    }
 
     // ---- Gated DeltaNet ----
 

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::Backend;
+
 /// Rows and columns of an activation or a matrix. Activations are row-major, one row per token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shape {
@@ -54,6 +56,23 @@ pub enum Factor<'a, T> {
     Channels(&'a T),
 }
 
+/// A norm that an operation begins with: `rms(x) * w`.
+pub struct Norm<'a, T> {
+    /// `[1, d]`
+    pub w: &'a T,
+    /// Added to the mean of squares.
+    pub eps: f32,
+}
+
+// Not derived, which would ask the same of the tensor.
+impl<T> Clone for Norm<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Norm<'_, T> {}
+
 /// The shared expert's part of a layer of experts.
 pub enum Shared<'a, T> {
     /// There is none.
@@ -102,12 +121,50 @@ pub struct LatentAttention {
     pub scale: f32,
 }
 
+/// What an attention layer knows besides its projections.
+pub struct AttentionWeights<B: Backend> {
+    /// The norm of a query head, `[1, width of a head]`.
+    pub q_norm: B::Tensor,
+    /// Of a layer with keys and values of its own.
+    pub key_value: Option<KeyValueNorms<B::Tensor>>,
+    /// The rotation of queries and keys.
+    pub rope: B::Rope,
+    /// Of all norms.
+    pub eps: f32,
+    /// Whether projections of queries are `[query | gate]` per head.
+    pub gated: bool,
+}
+
+/// What becomes of keys and values before they are kept.
+pub struct KeyValueNorms<T> {
+    /// Heads of keys, and of values.
+    pub heads: usize,
+    /// The norm of a key head, `[1, width of a head]`.
+    pub k_norm: T,
+    /// Whether values are normalised too, without a weight.
+    pub norm_values: bool,
+}
+
 /// The matrices between the latents of latent attention and its heads.
 pub struct MlaWeights<H> {
     /// From the plain part of a query head to latent space: `[rank, nope]` per head.
     pub embed_q: H,
     /// From latent space to a value head: `[value width, rank]` per head.
     pub unembed_out: H,
+}
+
+/// What a latent attention layer knows besides its projections.
+pub struct LatentWeights<B: Backend> {
+    /// The norm of the latents, `[1, rank]`.
+    pub norm: B::Tensor,
+    /// Of that norm.
+    pub eps: f32,
+    /// The rotation of the parts of queries and keys that have positions.
+    pub rope: B::Rope,
+    /// Width of the part of a query head without position.
+    pub nope: usize,
+    /// Between latents and heads.
+    pub mla: MlaWeights<B::HeadMatrices>,
 }
 
 /// Parameters of DeepSeek-V3's router.
@@ -123,6 +180,48 @@ pub struct GroupedSigmoid {
     pub renormalise: bool,
     /// Factor on the weights, after that.
     pub scaling: f32,
+}
+
+/// How experts are chosen.
+#[derive(Clone, Debug)]
+pub enum Routing<T> {
+    /// The largest of a softmax (Qwen).
+    Softmax {
+        /// Experts per token.
+        top_k: usize,
+        /// Whether the weights of the chosen experts are made to sum 1.
+        renormalise: bool,
+    },
+    /// The same, renormalised, then a factor for each expert (Gemma).
+    SoftmaxScaled {
+        /// Experts per token.
+        top_k: usize,
+        /// The factors, `[1, experts]`.
+        scale: T,
+    },
+    /// Biased sigmoids in groups (DeepSeek).
+    GroupedSigmoid {
+        /// Groups and weights.
+        spec: GroupedSigmoid,
+        /// Added to the sigmoids when experts are chosen, `[1, experts]`.
+        bias: T,
+    },
+}
+
+/// A layer of experts.
+pub struct MoeWeights<B: Backend> {
+    /// From a token to a logit per expert.
+    pub router: B::Matrix,
+    /// The norm of what the router sees, where that is not what the experts see.
+    pub router_norm: Option<B::Tensor>,
+    /// From a token to the logit of the shared expert's weight.
+    pub shared_gate: Option<B::Matrix>,
+    /// From logits to experts.
+    pub routing: Routing<B::Tensor>,
+    /// The experts, with the shared one.
+    pub experts: B::Experts,
+    /// Inside them.
+    pub activation: Activation,
 }
 
 /// How a cache stores its values.

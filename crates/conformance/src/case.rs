@@ -260,11 +260,18 @@ pub fn run_all<B: Backend>(b: &B, filter: Option<&str>) -> Vec<Outcome> {
 const FAST: Bound = Bound::l2(1e-2);
 
 /// Operations in which fast numerics round.
-const ROUNDED: [&str; 10] = [
-    "matmuls",
+const ROUNDED: [&str; 17] = [
+    "matrices",
     "matmul",
+    "matmuls",
     "matmul_add",
+    "norm_matmuls",
+    "gated_norm_matmul_add",
     "gate_up",
+    "norm_gate_up",
+    "moe",
+    "shared_expert",
+    "latent_attention",
     "experts",
     "expert_weights",
     "head_matrices",
@@ -276,10 +283,15 @@ const ROUNDED: [&str; 10] = [
 /// Operations in which fast numerics round where caches are of halves, which the names of such cases say.
 const ROUNDED_BY_HALVES: [&str; 5] = ["attention", "mla_attention", "kv_save", "kv_clone", "kv_truncate"];
 
+/// The operation that a case's name begins with.
+fn operation(name: &str) -> &str {
+    name.split_once('/').map_or(name, |(operation, _)| operation)
+}
+
 /// Whether fast numerics round in a case.
 fn rounds(name: &str) -> bool {
-    let (operation, detail) = name.split_once('/').unwrap_or((name, ""));
-    ROUNDED.contains(&operation) || ROUNDED_BY_HALVES.contains(&operation) && detail.contains("f16")
+    let operation = operation(name);
+    ROUNDED.contains(&operation) || ROUNDED_BY_HALVES.contains(&operation) && name.contains("f16")
 }
 
 /// Runs all cases with the bound of fast numerics for those that round.
@@ -313,8 +325,8 @@ pub fn report(outcomes: &[Outcome]) {
         );
     }
     // Of what may round a little, the product that is off most.
-    for (what, halves) in [("product", false), ("attention over halves", true)] {
-        let of = |o: &&Outcome| rounds(&o.name) && o.name.contains("f16,") == halves;
+    for (what, attention) in [("product", false), ("attention over halves", true)] {
+        let of = |o: &&Outcome| rounds(&o.name) && ROUNDED.contains(&operation(&o.name)) != attention;
         if let Some(worst) = outcomes.iter().filter(of).max_by(|a, b| a.l2.total_cmp(&b.l2)) {
             println!("the worst {what}: {} with {:.2e}", worst.name, worst.l2);
         }

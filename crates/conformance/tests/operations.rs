@@ -93,7 +93,7 @@ fn every_operation_has_cases() {
     // These are part of every other case.
     let implied = ["description", "free_memory", "take_profile", "prepare_batch", "read", "read_routes"];
     // These change no result; fixtures with experts on disk go through them.
-    let hints = ["reads_experts", "expect_experts"];
+    let hints = ["expect_experts", "expect_moe"];
     // These take nothing that can be wrong, or are refused by what they are composed of.
     let always = [
         "spread",
@@ -102,6 +102,14 @@ fn every_operation_has_cases() {
         "read_top",
         "soft_cap",
         "rope_table",
+        "matrices",
+        "norm_matmuls",
+        "norm_gate_up",
+        "gated_norm_matmul_add",
+        "self_attention",
+        "latent_attention",
+        "moe",
+        "combine_norm_add",
         "gated_delta",
         "mla",
         "kv_truncate",

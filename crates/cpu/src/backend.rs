@@ -2,8 +2,8 @@
 
 use ::backend::{
     Activation, Attention, Backend, Batch, Error, Factor, GdnShape, GdnWeights, GroupedSigmoid, Handle,
-    KvImage, KvShape, LatentAttention, MlaWeights, OperationTime, RecurrentImage, Result, RopeSpec, Shape,
-    Shared, Span, check, largest,
+    KvImage, KvShape, LatentAttention, MlaWeights, MoeWeights, Norm, OperationTime, RecurrentImage, Result,
+    RopeSpec, Shape, Shared, Span, check, compositions, largest,
 };
 use checkpoint::Weight;
 
@@ -106,13 +106,18 @@ impl Backend for Cpu {
         Ok(HeadMatrices { weight: self.resident(weight)?, transposed })
     }
 
-    fn expert_weights(&self, gate: &Weight, up: &Weight, down: &Weight) -> Result<Experts> {
-        check::expert_weights(gate, up, down)?;
+    fn expert_weights(&self, stacks: [&Weight; 3], shared: Option<[&Weight; 3]>) -> Result<Experts> {
+        check::expert_weights(stacks, shared)?;
         let layer = match &self.store {
-            Some(store) => store.add_layer([gate, up, down]).map_err(|e| Error::Read(e.to_string()))?,
+            Some(store) => store.add_layer(stacks).map_err(|e| Error::Read(e.to_string()))?,
             None => None,
         };
-        Ok(Experts { gate: gate.clone(), up: up.clone(), down: down.clone(), layer })
+        let shared = match shared {
+            Some([gate, up, down]) => Some([self.resident(gate)?, self.resident(up)?, self.resident(down)?]),
+            None => None,
+        };
+        let [gate, up, down] = stacks.map(Weight::clone);
+        Ok(Experts { gate, up, down, layer, shared })
     }
 
     fn upload(&self, rows: usize, cols: usize, values: &[f32]) -> Result<Tensor> {
@@ -469,13 +474,29 @@ impl Backend for Cpu {
         result.map(|()| y)
     }
 
-    fn reads_experts(&self) -> bool {
-        self.store.is_some()
-    }
-
     fn expect_experts(&self, routes: &Routes, weights: &Experts, guess: bool) {
         if let (Some(store), Some(layer)) = (&self.store, weights.layer) {
             store.expect(layer, routes.ids.iter().map(|expert| *expert as usize), guess);
+        }
+    }
+
+    fn shared_expert(&self, x: &Tensor, weights: &Experts, activation: Activation) -> Result<Option<Tensor>> {
+        check::equal("shared_expert", "the width of x", x.shape().cols, weights.gate.cols)?;
+        let Some([gate, up, down]) = &weights.shared else { return Ok(None) };
+        let _time = self.time("shared_expert");
+        let rows = x.shape().rows;
+        let hidden = self.fill(rows, gate.rows, |y| {
+            product::gate_up(&self.machine, [gate, up], activation, x.values(), y);
+        });
+        Ok(Some(self.fill(rows, down.rows, |y| {
+            product::matmuls(&self.machine, [down], hidden.values(), [y]);
+        })))
+    }
+
+    fn expect_moe(&self, h: &Tensor, norm: Norm<'_, Tensor>, weights: &MoeWeights<Self>) -> Result<()> {
+        match &self.store {
+            Some(_) => compositions::expect_moe(self, h, norm, weights),
+            None => Ok(()),
         }
     }
 

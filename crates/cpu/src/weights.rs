@@ -33,4 +33,6 @@ pub struct Experts {
     pub(crate) down: Weight,
     /// Their layer in the store that reads them; where they are used from the mapped file, nothing.
     pub(crate) layer: Option<usize>,
+    /// Gate, up and down of the one that every token passes through.
+    pub(crate) shared: Option<[Weight; 3]>,
 }

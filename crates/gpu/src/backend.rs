@@ -1,16 +1,22 @@
 //! The operations of the trait: check shapes, record kernels.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use ::backend::{
-    Activation, Attention, Backend, Batch, Error, Factor, GdnShape, GdnWeights, GroupedSigmoid, Handle,
-    KvImage, KvShape, LatentAttention, Mask, OperationTime, RecurrentImage, Result, RopeSpec, Shape, Shared,
-    Span, check,
+    Activation, Attention, AttentionWeights, Backend, Batch, Error, Factor, GdnShape, GdnWeights,
+    GroupedSigmoid, Handle, KvImage, KvShape, LatentAttention, LatentWeights, Mask, MoeWeights, Norm,
+    OperationTime, RecurrentImage, Result, RopeSpec, Routing, Shape, Shared, Span, check, compositions,
 };
 use checkpoint::Weight;
 
 use crate::ops::attention::Queries;
 use crate::ops::layout::PartOfHeads;
+use crate::ops::product::neighbours;
+use crate::ops::rounded::{Besides, Prepared};
+use crate::ops::route;
 use crate::recurrent::floats;
-use crate::weights::{Source, UpStacks};
+use crate::weights::{SharedExpert, Source, UpStacks};
 use crate::{
     Experts, Gpu, HeadMatrices, KvCache, Matrix, Numerics, Positions, Recurrent, Rope, Routes, Tensor,
 };
@@ -35,6 +41,24 @@ impl Gpu {
             cache.advance(span.len);
         }
         Ok(())
+    }
+
+    fn gate_up_of(
+        &self,
+        input: &Prepared<'_>,
+        [gate, up]: [&Matrix; 2],
+        activation: Activation,
+    ) -> Result<Tensor> {
+        // Filled up, the first half would be longer than the second.
+        let whole = |rows: &Range<usize>| rows.len() == 2 * gate.rows && gate.stack.parts.len() == 1;
+        if let Some(rows) = neighbours([gate, up]).filter(whole)
+            && self.prepares(input, &gate.stack)
+        {
+            let besides = Besides { glu: Some(activation), ..Besides::default() };
+            return self.rounded_product(input, &gate.stack, rows, &besides);
+        }
+        let [gate, up] = self.products(input, [gate, up])?;
+        self.glu_of(&gate, &up, activation)
     }
 
     fn checked_head_product(
@@ -80,29 +104,56 @@ impl Backend for Gpu {
     fn matrix(&self, weight: &Weight) -> Result<Matrix> {
         check::matrix(weight)?;
         let bias = self.bias(weight)?;
-        Ok(Matrix { rows: weight.rows, stack: self.stack(Source::One(Box::new(weight.clone())))?, bias })
+        let stack = Arc::new(self.stack(Source::one(weight))?);
+        Ok(Matrix { rows: weight.rows, first: 0, stack, bias })
+    }
+
+    fn matrices<const N: usize>(&self, weights: [&Weight; N]) -> Result<[Matrix; N]> {
+        for weight in weights {
+            check::matrix(weight)?;
+        }
+        if let Some(joined) = self.joined(weights)? {
+            return Ok(joined);
+        }
+        let matrices = weights.iter().map(|weight| self.matrix(weight)).collect::<Result<Vec<_>>>()?;
+        matrices.try_into().map_err(|_| unreachable!("as many matrices as weights"))
     }
 
     fn head_matrices(&self, weight: &Weight, transposed: bool) -> Result<HeadMatrices> {
         if weight.bias.is_some() {
             return Err(Error::Unsupported("head_matrices: biases are not supported".into()));
         }
-        let stack = self.stack(Source::One(Box::new(weight.clone())))?;
+        let stack = self.stack(Source::one(weight))?;
         Ok(HeadMatrices { count: weight.count, rows: weight.rows, stack, transposed })
     }
 
-    fn expert_weights(&self, gate: &Weight, up: &Weight, down: &Weight) -> Result<Experts> {
-        let shape = check::expert_weights(gate, up, down)?;
-        let stacks = if gate.format == up.format {
-            UpStacks::Alternating(self.stack(Source::Alternating(Box::new([gate.clone(), up.clone()])))?)
-        } else {
-            UpStacks::Apart {
-                gate: self.stack(Source::One(Box::new(gate.clone())))?,
-                up: self.stack(Source::One(Box::new(up.clone())))?,
-            }
+    fn expert_weights(&self, stacks: [&Weight; 3], shared: Option<[&Weight; 3]>) -> Result<Experts> {
+        let shape = check::expert_weights(stacks, shared)?;
+        let [gate, up, down] = stacks;
+        let alternate = gate.format == up.format;
+        let alike = |(shared, weight): (&&Weight, &&Weight)| {
+            (shared.format, shared.rows, shared.cols) == (weight.format, weight.rows, weight.cols)
+                && shared.bias.is_none()
         };
-        let down = self.stack(Source::One(Box::new(down.clone())))?;
-        Ok(Experts { count: gate.count, hidden: shape.cols, width: shape.rows, up: stacks, down })
+        // A shared expert like the others is one more of them.
+        let behind = shared.filter(|shared| alternate && shared.iter().zip(&stacks).all(alike));
+        let stacks = if alternate {
+            let behind = behind.map(|[gate, up, _]| [gate, up]);
+            UpStacks::Alternating(self.stack(Source::in_turn([gate, up], behind))?)
+        } else {
+            UpStacks::Apart { gate: self.stack(Source::one(gate))?, up: self.stack(Source::one(up))? }
+        };
+        let down = self.stack(Source::in_turn([down], behind.map(|[_, _, down]| [down])))?;
+        let shared = match (behind, shared) {
+            (Some(_), _) => SharedExpert::Behind,
+            (None, Some([gate, up, down])) => {
+                let [gate, up] = self.matrices([gate, up])?;
+                SharedExpert::Apart([gate, up, self.matrix(down)?])
+            }
+            (None, None) => SharedExpert::Absent,
+        };
+        let (hidden, width) = (shape.cols, shape.rows);
+        Ok(Experts { count: gate.count, hidden, width, up: stacks, down, shared })
     }
 
     fn upload(&self, rows: usize, cols: usize, values: &[f32]) -> Result<Tensor> {
@@ -170,12 +221,20 @@ impl Backend for Gpu {
         for w in weights {
             check::matmul("matmul", x.shape(), w.shape())?;
         }
-        let input = self.input(x)?;
-        let mut products = Vec::with_capacity(N);
+        self.products(&Prepared::Plain(x), weights)
+    }
+
+    fn norm_matmuls<const N: usize>(
+        &self,
+        x: &Tensor,
+        norm: Norm<'_, Tensor>,
+        weights: [&Matrix; N],
+    ) -> Result<[Tensor; N]> {
+        check::vector("rms_norm", "w", norm.w.shape(), x.shape().cols)?;
         for w in weights {
-            products.push(self.product(&input, w, None)?);
+            check::matmul("matmul", x.shape(), w.shape())?;
         }
-        products.try_into().map_err(|_| unreachable!("as many products as weights"))
+        self.products(&Prepared::Norm(x, norm), weights)
     }
 
     fn matmul_add(&self, x: &Tensor, weight: &Matrix, residual: Tensor) -> Result<Tensor> {
@@ -186,9 +245,19 @@ impl Backend for Gpu {
 
     fn gate_up(&self, x: &Tensor, gate: &Matrix, up: &Matrix, activation: Activation) -> Result<Tensor> {
         check::gate_up(x.shape(), gate.shape(), up.shape())?;
-        let input = self.input(x)?;
-        let (gate, up) = (self.product(&input, gate, None)?, self.product(&input, up, None)?);
-        self.glu_of(&gate, &up, activation)
+        self.gate_up_of(&Prepared::Plain(x), [gate, up], activation)
+    }
+
+    fn norm_gate_up(
+        &self,
+        x: &Tensor,
+        norm: Norm<'_, Tensor>,
+        [gate, up]: [&Matrix; 2],
+        activation: Activation,
+    ) -> Result<Tensor> {
+        check::vector("rms_norm", "w", norm.w.shape(), x.shape().cols)?;
+        check::gate_up(x.shape(), gate.shape(), up.shape())?;
+        self.gate_up_of(&Prepared::Norm(x, norm), [gate, up], activation)
     }
 
     fn glu(&self, gate: Tensor, up: &Tensor, activation: Activation) -> Result<Tensor> {
@@ -240,6 +309,27 @@ impl Backend for Gpu {
         self.gated_norm_of([v, z, w], width, eps)
     }
 
+    fn gated_norm_matmul_add(
+        &self,
+        [v, z]: [&Tensor; 2],
+        norm: Norm<'_, Tensor>,
+        heads: usize,
+        weight: &Matrix,
+        residual: Tensor,
+    ) -> Result<Tensor> {
+        let width = check::gated_norm(v.shape(), z.shape(), norm.w.shape(), heads)?;
+        let shape = check::matmul("matmul_add", v.shape(), weight.shape())?;
+        check::equal("matmul_add", "the residual", residual.shape(), shape)?;
+        let input = Prepared::GatedNorm([v, z], norm);
+        if self.prepares(&input, &weight.stack) {
+            let besides = Besides { bias: weight.bias.as_ref(), residual: Some(&residual), glu: None };
+            let rows = weight.first..weight.first + weight.rows;
+            return self.rounded_product(&input, &weight.stack, rows, &besides);
+        }
+        let x = self.gated_norm_of([v, z, norm.w], width, norm.eps)?;
+        self.product(&self.input(&x)?, weight, Some(&residual))
+    }
+
     fn sigmoid_gate(&self, x: Tensor, g: &Tensor) -> Result<Tensor> {
         check::equal("sigmoid_gate", "g", g.shape(), x.shape())?;
         self.sigmoid_gate_of(&x, g)
@@ -275,11 +365,46 @@ impl Backend for Gpu {
         let held = caches.iter().map(|cache| (cache.shape, cache.len()));
         let (_, value_width) = check::attention(q.shape(), spec, batch.spans(), held)?;
         let y = self.tensor(batch.rows(), spec.heads * value_width)?;
-        let queries = Queries { q, more: None, spec: *spec, value_width };
+        let queries = Queries { q, more: None, spec: *spec, value_width, gate: None };
         for (span, cache) in batch.spans().iter().zip(caches) {
             self.attend(&queries, span, cache, &y)?;
         }
         Ok(y)
+    }
+
+    fn self_attention(
+        &self,
+        q: Tensor,
+        kv: Option<[Tensor; 2]>,
+        weights: &AttentionWeights<Self>,
+        batch: &Batch<Self>,
+        caches: &mut [&mut KvCache],
+        spec: &Attention,
+    ) -> Result<Tensor> {
+        let width = weights.q_norm.shape().cols;
+        let stride = if weights.gated { 2 * width } else { width };
+        // What does not fit is refused by the parts.
+        let fits = |cache: &KvCache| {
+            let KvShape { heads, key_dim, value_dim, .. } = cache.shape;
+            let kv_fits = |[k, v]: &[Tensor; 2]| {
+                (k.shape().cols, v.shape().cols) == (heads * key_dim, heads * value_dim)
+                    && weights.key_value.as_ref().is_some_and(|own| own.heads == heads)
+            };
+            width == key_dim
+                && q.shape().cols == spec.heads * stride
+                && spec.heads.is_multiple_of(heads)
+                && (!weights.gated || value_dim == key_dim)
+                && batch.spans().first().is_some_and(|span| span.position == cache.len())
+                && weights.rope.rotary_dim() <= width
+                && kv.as_ref().is_some_and(kv_fits)
+        };
+        if let [cache] = &mut *caches
+            && fits(cache)
+            && let Some(y) = self.attention_step(&q, kv.as_ref(), weights, batch, cache, spec)?
+        {
+            return Ok(y);
+        }
+        compositions::self_attention(self, q, kv, weights, batch, caches, spec)
     }
 
     fn mla_absorb_q(&self, q: &Tensor, weights: &HeadMatrices) -> Result<Tensor> {
@@ -314,7 +439,7 @@ impl Backend for Gpu {
             check::mla_attention("mla_attention", q.shape(), q_pe.shape(), spec.heads, batch.spans(), held)?;
         let y = self.tensor(batch.rows(), q.shape().cols)?;
         let spec = Attention { heads: spec.heads, scale: spec.scale, mask: Mask::Causal, soft_cap: None };
-        let queries = Queries { q, more: Some(q_pe), spec, value_width: rank };
+        let queries = Queries { q, more: Some(q_pe), spec, value_width: rank, gate: None };
         for (span, cache) in batch.spans().iter().zip(caches) {
             self.attend(&queries, span, cache, &y)?;
         }
@@ -325,9 +450,34 @@ impl Backend for Gpu {
         self.checked_head_product("mla_unabsorb", o, weights)
     }
 
+    fn latent_attention(
+        &self,
+        q: &Tensor,
+        kv: &Tensor,
+        weights: &LatentWeights<Self>,
+        batch: &Batch<Self>,
+        caches: &mut [&mut KvCache],
+        spec: &LatentAttention,
+    ) -> Result<Tensor> {
+        let (rank, pe) = (weights.norm.shape().cols, weights.rope.rotary_dim());
+        let (q_shape, kv_shape) = (q.shape(), kv.shape());
+        // What does not fit is refused by the parts.
+        if let ([cache], [span]) = (&mut *caches, batch.spans())
+            && (q_shape.rows, kv_shape.rows, span.len) == (1, 1, 1)
+            && q_shape.cols == spec.heads * (weights.nope + pe)
+            && kv_shape.cols == rank + pe
+            && (cache.shape.heads, cache.shape.key_dim, cache.shape.value_dim) == (1, rank + pe, 0)
+            && span.position == cache.len()
+        {
+            let [q, q_pe] = self.latent_step([q, kv], weights, batch, span, cache, spec.heads)?;
+            return self.mla(&q, &q_pe, &weights.mla, batch, &[&**cache], spec);
+        }
+        compositions::latent_attention(self, q, kv, weights, batch, caches, spec)
+    }
+
     fn route_softmax(&self, logits: &Tensor, top_k: usize, renormalise: bool) -> Result<Routes> {
         check::route("route_softmax", logits.shape(), top_k)?;
-        self.route_by_softmax(logits, top_k, renormalise, None)
+        self.route_by_softmax(logits, (top_k, renormalise), None, None)
     }
 
     fn route_softmax_scaled(
@@ -338,12 +488,12 @@ impl Backend for Gpu {
     ) -> Result<Routes> {
         check::route("route_softmax_scaled", logits.shape(), top_k)?;
         check::vector("route_softmax_scaled", "the scales", per_expert_scale.shape(), logits.shape().cols)?;
-        self.route_by_softmax(logits, top_k, true, Some(per_expert_scale))
+        self.route_by_softmax(logits, (top_k, true), Some(per_expert_scale), None)
     }
 
     fn route_sigmoid_grouped(&self, logits: &Tensor, bias: &Tensor, spec: &GroupedSigmoid) -> Result<Routes> {
         check::route_grouped(logits.shape(), bias.shape(), spec)?;
-        self.route_by_groups(logits, bias, spec)
+        self.route_by_groups(logits, bias, spec, None)
     }
 
     fn experts(
@@ -358,6 +508,84 @@ impl Backend for Gpu {
         self.experts_of(x, routes, weights, activation)
     }
 
+    fn shared_expert(&self, x: &Tensor, weights: &Experts, activation: Activation) -> Result<Option<Tensor>> {
+        check::equal("shared_expert", "the width of x", x.shape().cols, weights.hidden)?;
+        match &weights.shared {
+            SharedExpert::Absent => Ok(None),
+            SharedExpert::Apart([gate, up, down]) => {
+                self.matmul(&self.gate_up(x, gate, up, activation)?, down).map(Some)
+            }
+            SharedExpert::Behind => {
+                let routes = self.routes_to(weights.count, x.shape().rows)?;
+                self.experts_of(x, &routes, weights, activation).map(Some)
+            }
+        }
+    }
+
+    fn moe(
+        &self,
+        h: &Tensor,
+        norm: Norm<'_, Tensor>,
+        weights: &MoeWeights<Self>,
+        add: bool,
+    ) -> Result<Tensor> {
+        let MoeWeights { router, router_norm, shared_gate, routing, experts, activation } = weights;
+        let shared = matches!(experts.shared, SharedExpert::Behind);
+        // The router, and with it the shared expert's gate.
+        let rows = match shared_gate {
+            Some(gate) => neighbours([router, gate]).filter(|rows| rows.len() == router.rows + 1),
+            None => Some(router.first..router.first + router.rows),
+        };
+        let (Some(rows), true) = (rows, shared || matches!(experts.shared, SharedExpert::Absent)) else {
+            return compositions::moe(self, h, norm, weights, add);
+        };
+        check::vector("rms_norm", "w", norm.w.shape(), h.shape().cols)?;
+        check::matmul("matmul", h.shape(), router.shape())?;
+        let shape = Shape { rows: experts.width, cols: experts.hidden };
+        check::experts(h.shape(), h.shape().rows, router.rows, shape, experts.count)?;
+        let logits = Shape { rows: h.shape().rows, cols: router.rows };
+        match routing {
+            Routing::Softmax { top_k, .. } => check::route("route_softmax", logits, *top_k)?,
+            Routing::SoftmaxScaled { top_k, scale } => {
+                check::route("route_softmax_scaled", logits, *top_k)?;
+                check::vector("route_softmax_scaled", "the scales", scale.shape(), logits.cols)?;
+            }
+            Routing::GroupedSigmoid { spec, bias } => {
+                check::route_grouped(logits, bias.shape(), spec)?;
+            }
+        }
+        let own = router_norm.as_ref().map(|w| Norm { w, eps: norm.eps });
+        own.map_or(Ok(()), |own| check::vector("rms_norm", "w", own.w.shape(), h.shape().cols))?;
+        let input = Prepared::Norm(h, own.unwrap_or(norm));
+        let bias = router.bias.as_ref();
+        if h.shape().rows == 1 && self.steps_experts(experts, routing) {
+            let logits = if self.prepares(&input, &router.stack) {
+                self.rounded_product(&input, &router.stack, rows, &Besides { bias, ..Besides::default() })?
+            } else {
+                let Norm { w, eps } = own.unwrap_or(norm);
+                let x = self.rms_norm_of(h, Some(w), h.shape().cols, eps)?;
+                self.product_with(&self.input(&x)?, &router.stack, rows, bias, None)?
+            };
+            return self.experts_step(h, norm, &logits, weights, add);
+        }
+        let x = self.rms_norm_of(h, Some(norm.w), h.shape().cols, norm.eps)?;
+        let routed = own.map(|own| self.rms_norm_of(h, Some(own.w), h.shape().cols, own.eps)).transpose()?;
+        let routed = self.input(routed.as_ref().unwrap_or(&x))?;
+        let logits = self.product_with(&routed, &router.stack, rows, bias, None)?;
+        let shared = shared.then_some(route::Shared { gated: shared_gate.is_some() });
+        let routes = match routing {
+            Routing::Softmax { top_k, renormalise } => {
+                self.route_by_softmax(&logits, (*top_k, *renormalise), None, shared)?
+            }
+            Routing::SoftmaxScaled { top_k, scale } => {
+                self.route_by_softmax(&logits, (*top_k, true), Some(scale), shared)?
+            }
+            Routing::GroupedSigmoid { spec, bias } => self.route_by_groups(&logits, bias, spec, shared)?,
+        };
+        let y = self.experts_of(&x, &routes, experts, *activation)?;
+        if add { self.combine_of(h, &y, &Shared::Absent) } else { Ok(y) }
+    }
+
     fn combine(&self, h: &Tensor, moe: &Tensor, shared: Shared<'_, Tensor>) -> Result<Tensor> {
         check::combine(h.shape(), moe.shape(), &shared)?;
         self.combine_of(h, moe, &shared)
@@ -366,6 +594,26 @@ impl Backend for Gpu {
     fn combine_norm(&self, a: &Tensor, wa: &Tensor, b: &Tensor, wb: &Tensor, eps: f32) -> Result<Tensor> {
         check::combine_norm(a.shape(), wa.shape(), b.shape(), wb.shape())?;
         self.combine_norm_of([a, wa, b, wb], eps)
+    }
+
+    fn combine_norm_add(
+        &self,
+        r: &Tensor,
+        [a, b]: [&Tensor; 2],
+        [wa, wb, w]: [&Tensor; 3],
+        eps: f32,
+        factor: Factor<'_, Tensor>,
+    ) -> Result<Tensor> {
+        check::combine_norm(a.shape(), wa.shape(), b.shape(), wb.shape())?;
+        check::residual_norm("norm_add", r.shape(), a.shape(), w.shape(), &factor)?;
+        match factor {
+            Factor::One => self.combine_norm_add_of([r, a, b], [wa, wb, w], eps, 1.0),
+            Factor::Scalar(factor) => self.combine_norm_add_of([r, a, b], [wa, wb, w], eps, factor),
+            Factor::Channels(_) => {
+                let both = self.combine_norm_of([a, wa, b, wb], eps)?;
+                self.norm_add_of([r, &both, w], eps, &factor)
+            }
+        }
     }
 
     fn conv_causal(
@@ -420,6 +668,11 @@ impl Backend for Gpu {
     ) -> Result<Tensor> {
         let shapes = states.iter().map(|state| state.shape);
         check::gated_delta(qkv.shape(), a.shape(), b.shape(), weights, batch.spans(), shapes)?;
+        if let [state] = &mut *states
+            && let Some(y) = self.gdn_step([qkv, a, b], weights, state)?
+        {
+            return Ok(y);
+        }
         let qkv = self.conv(qkv, &weights.conv, batch, states)?;
         self.gdn_of([&qkv, a, b], Some(weights), batch, states)
     }

@@ -93,6 +93,10 @@ pub(crate) struct Device {
     pub info: wgpu::AdapterInfo,
     /// Whether tiles of 16 x 16 halves can be multiplied by whole subgroups of 32, and sums kept in f32.
     pub matrices: bool,
+    /// Whether inputs are rounded in products with quantised weights.
+    pub rounds: bool,
+    /// Fewest threads of a subgroup; 0 where there are none.
+    pub subgroup: u32,
     /// Most bytes of one binding.
     pub largest_binding: u64,
     /// Most bytes of weights in one buffer.
@@ -124,10 +128,10 @@ impl Device {
         let clock = wgpu::Features::TIMESTAMP_QUERY | wgpu::Features::TIMESTAMP_QUERY_INSIDE_PASSES;
         let wanted = if options.profile { wanted | clock } else { wanted };
         let mut features = raw.features() & wanted;
-        if options.no_subgroups {
+        if options.defaults_only {
             features.remove(wgpu::Features::SUBGROUP);
         }
-        let matrices = options.numerics == Numerics::Fast && !options.no_subgroups && has_matrices(raw);
+        let matrices = options.numerics == Numerics::Fast && !options.defaults_only && has_matrices(raw);
         if matrices {
             features |= wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX | wgpu::Features::SHADER_F16;
         }
@@ -166,6 +170,10 @@ impl Device {
             })
         });
         let info = raw.get_info();
+        let subgroup = match features.contains(wgpu::Features::SUBGROUP) {
+            true => info.subgroup_min_size,
+            false => 0,
+        };
         Ok(Self {
             memory: memory(raw),
             adapter,
@@ -173,6 +181,8 @@ impl Device {
             queue,
             info,
             matrices,
+            rounds: options.numerics == Numerics::Fast,
+            subgroup,
             largest_binding,
             largest_part,
             used: AtomicU64::new(0),
@@ -184,10 +194,6 @@ impl Device {
     /// Bytes of the adapter's own memory that this program has not taken; others may have.
     pub fn free_memory(&self) -> Option<u64> {
         Some(self.memory?.saturating_sub(self.used.load(Ordering::Relaxed)))
-    }
-
-    pub fn subgroups(&self) -> bool {
-        self.wgpu.features().contains(wgpu::Features::SUBGROUP)
     }
 
     /// What went wrong since the device was opened, if anything did. It cannot be trusted after that.

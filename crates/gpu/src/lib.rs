@@ -42,7 +42,8 @@ use upload::Uploads;
 /// How products are rounded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Numerics {
-    /// Where the GPU has matrix units, products of many tokens go through them: inputs are rounded to 11 bits, weights too.
+    /// A single token's inputs are rounded to 16 bits, 32 values sharing a scale, in products with weights of 4 or 8 bits. Where the GPU has
+    /// matrix units, products of many tokens go through them: inputs are rounded to 11 bits, weights too.
     #[default]
     Fast,
     /// Plain f32 throughout.
@@ -58,8 +59,8 @@ pub struct Options {
     pub numerics: Numerics,
     /// Most bytes of weights in one buffer, if less than the adapter allows: for tests of weights in several parts.
     pub largest_part: Option<u64>,
-    /// Do without subgroup operations even where the adapter has them: for tests.
-    pub no_subgroups: bool,
+    /// Do without what not every adapter has (subgroup operations, matrix units): for tests.
+    pub defaults_only: bool,
     /// Whether to measure the time spent in each kernel, where the adapter can.
     pub profile: bool,
 }
@@ -92,9 +93,9 @@ impl Gpu {
         &self.device.adapter
     }
 
-    /// Whether products of many tokens are rounded.
+    /// Whether inputs of products are rounded.
     pub fn numerics(&self) -> Numerics {
-        if self.device.matrices { Numerics::Fast } else { Numerics::Exact }
+        if self.device.rounds { Numerics::Fast } else { Numerics::Exact }
     }
 
     /// Bytes of weights that have reached the device, and of all that were asked for.

@@ -84,7 +84,7 @@ impl Pipelines {
         debug_assert!(variant.declared(), "{}, {:?}", variant.kernel.name, variant.constants);
         let device = &self.device.wgpu;
         let name = variant.kernel.name;
-        let source = variant.source(self.device.subgroups());
+        let source = variant.source(self.device.subgroup);
         let descriptor = wgpu::ShaderModuleDescriptor {
             label: Some(name),
             source: wgpu::ShaderSource::Wgsl(source.into()),

@@ -54,7 +54,7 @@ impl Pool {
             Some(named) => named,
             None => Named::new(self.device.buffer("activations", size, USAGE)?),
         };
-        Ok(Buffer { named: Some(named), home: Home::Pool(self.clone()) })
+        Ok(Buffer::new(named, Home::Pool(self.clone())))
     }
 
     /// That a kernel can reach so many bytes at once.
@@ -75,12 +75,20 @@ impl Pool {
     pub fn fresh(&self, what: &str, len: u64) -> Result<Buffer> {
         self.reachable(what, len, "a shorter context needs less")?;
         let named = Named::new(self.device.buffer(what, len.max(16).next_multiple_of(16), USAGE)?);
-        Ok(Buffer { named: Some(named), home: Home::System(self.device.clone()) })
+        Ok(Buffer::new(named, Home::System(self.device.clone())))
     }
 }
 
-/// A buffer on the device. One from the pool returns to it when dropped.
+/// A buffer on the device, or what of one follows a place in it; clones share it. One from the pool returns to it when the last
+/// of them is dropped.
+#[derive(Clone)]
 pub(crate) struct Buffer {
+    whole: Arc<Whole>,
+    /// Bytes before the first.
+    offset: u64,
+}
+
+struct Whole {
     /// Absent only while it is dropped.
     named: Option<Named>,
     home: Home,
@@ -92,21 +100,55 @@ enum Home {
     System(Arc<Device>),
 }
 
+/// Bytes that a place in a buffer is a multiple of: what the most demanding adapter wants of a binding.
+pub(crate) const ALIGNMENT: u64 = 256;
+
 impl Buffer {
-    fn named(&self) -> &Named {
-        self.named.as_ref().expect("a buffer has its memory until it is dropped")
+    fn new(named: Named, home: Home) -> Self {
+        Self { whole: Arc::new(Whole { named: Some(named), home }), offset: 0 }
     }
 
+    fn named(&self) -> &Named {
+        self.whole.named.as_ref().expect("a buffer has its memory until it is dropped")
+    }
+
+    /// What follows `bytes`, a multiple of `ALIGNMENT`.
+    pub fn behind(&self, bytes: u64) -> Self {
+        debug_assert!(bytes.is_multiple_of(ALIGNMENT));
+        Self { whole: self.whole.clone(), offset: self.offset + bytes }
+    }
+
+    /// The whole buffer: what this one has begins at `offset`.
     pub fn wgpu(&self) -> &wgpu::Buffer {
         &self.named().buffer
     }
 
-    pub fn id(&self) -> u64 {
-        self.named().id
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Bytes from the beginning of this one to that of another that follows in the same buffer.
+    pub fn distance_to(&self, other: &Buffer) -> Option<u64> {
+        let same = Arc::ptr_eq(&self.whole, &other.whole);
+        other.offset.checked_sub(self.offset).filter(|_| same)
+    }
+
+    /// What kernels see.
+    pub fn binding(&self) -> wgpu::BindingResource<'_> {
+        wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+            buffer: self.wgpu(),
+            offset: self.offset,
+            size: None,
+        })
+    }
+
+    /// Equal for the same place in the same buffer.
+    pub fn id(&self) -> [u64; 2] {
+        [self.named().id, self.offset]
     }
 }
 
-impl Drop for Buffer {
+impl Drop for Whole {
     fn drop(&mut self) {
         match (&self.home, self.named.take()) {
             (Home::Pool(pool), Some(named)) => {

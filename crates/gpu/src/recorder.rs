@@ -16,8 +16,13 @@ use crate::pool::Buffer;
 use crate::profile::Clock;
 use crate::upload::Gate;
 
-/// Dispatches of one submission: enough to keep the device busy while the next are recorded.
-const PER_SUBMISSION: usize = 128;
+/// Dispatches of the first submission after a wait, when the device has nothing to do, and of any: enough to keep it busy while the
+/// next are recorded.
+const FIRST_SUBMISSION: usize = 16;
+const PER_SUBMISSION: usize = 256;
+
+/// Largest buffer for reading back that is kept for the next time.
+const KEPT_BYTES: u64 = 8 << 20;
 
 /// Bind groups that are remembered: more than a token needs, however many layers.
 const MOST_GROUPS: usize = 8192;
@@ -35,6 +40,8 @@ pub(crate) struct Recorder {
     stride: u32,
     state: Mutex<State>,
     dispatches: AtomicU64,
+    /// What the last read came back in.
+    staging: Mutex<Option<wgpu::Buffer>>,
 }
 
 #[derive(Default)]
@@ -44,6 +51,8 @@ struct State {
     encoder: Option<wgpu::CommandEncoder>,
     numbers: Vec<u8>,
     recorded: usize,
+    /// Dispatches that the submission before this one had, 0 after a wait.
+    before: usize,
     groups: HashMap<Vec<u64>, wgpu::BindGroup>,
     /// Present when times are wanted.
     clock: Option<Clock>,
@@ -82,7 +91,8 @@ impl Recorder {
         let clock = profile.then(|| Clock::new(&device, PER_SUBMISSION)).flatten();
         let state = Mutex::new(State { clock, ..State::default() });
         let dispatches = AtomicU64::new(0);
-        Self { device, gate, params, params_group, stride, state, dispatches }
+        let staging = Mutex::default();
+        Self { device, gate, params, params_group, stride, state, dispatches, staging }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -106,24 +116,21 @@ impl Recorder {
             return;
         }
         let mut state = self.state();
-        if state.recorded == PER_SUBMISSION {
+        if state.recorded >= (4 * state.before).clamp(FIRST_SUBMISSION, PER_SUBMISSION) {
             self.submit_state(&mut state);
         }
-        let State { pass, encoder, numbers: slots, recorded, groups, clock } = &mut *state;
+        let State { pass, encoder, numbers: slots, recorded, groups, clock, .. } = &mut *state;
         let pass = pass.get_or_insert_with(|| {
             let encoder =
                 encoder.get_or_insert_with(|| self.device.wgpu.create_command_encoder(&Default::default()));
             encoder.begin_compute_pass(&Default::default()).forget_lifetime()
         });
         let key: Vec<u64> =
-            std::iter::once(pipeline.layout_id).chain(buffers.iter().map(|b| b.id())).collect();
+            std::iter::once(pipeline.layout_id).chain(buffers.iter().flat_map(|b| b.id())).collect();
         let group = groups.entry(key).or_insert_with(|| {
             let entries: Vec<_> = (0..)
                 .zip(buffers)
-                .map(|(binding, buffer)| wgpu::BindGroupEntry {
-                    binding,
-                    resource: buffer.wgpu().as_entire_binding(),
-                })
+                .map(|(binding, buffer)| wgpu::BindGroupEntry { binding, resource: buffer.binding() })
                 .collect();
             let descriptor = wgpu::BindGroupDescriptor {
                 label: None,
@@ -153,14 +160,15 @@ impl Recorder {
     pub fn copy(&self, from: &Buffer, to: &Buffer, copies: &[Copy]) {
         self.encode(|encoder| {
             for copy in copies.iter().filter(|copy| copy.len > 0) {
-                encoder.copy_buffer_to_buffer(from.wgpu(), copy.from, to.wgpu(), copy.to, copy.len);
+                let (source, target) = (from.offset() + copy.from, to.offset() + copy.to);
+                encoder.copy_buffer_to_buffer(from.wgpu(), source, to.wgpu(), target, copy.len);
             }
         });
     }
 
     /// Records zeros over a whole buffer.
     pub fn clear(&self, buffer: &Buffer) {
-        self.encode(|encoder| encoder.clear_buffer(buffer.wgpu(), 0, None));
+        self.encode(|encoder| encoder.clear_buffer(buffer.wgpu(), buffer.offset(), None));
     }
 
     fn encode(&self, record: impl FnOnce(&mut wgpu::CommandEncoder)) {
@@ -176,7 +184,7 @@ impl Recorder {
         let mut state = self.state();
         // A write through the queue happens before the next submission: what is recorded must not be in that.
         self.submit_state(&mut state);
-        self.device.queue.write_buffer(buffer.wgpu(), 0, bytes);
+        self.device.queue.write_buffer(buffer.wgpu(), buffer.offset(), bytes);
     }
 
     /// Starts what has been recorded.
@@ -194,6 +202,7 @@ impl Recorder {
         self.device.queue.write_buffer(&self.params, 0, &state.numbers);
         self.device.queue.submit([encoder.finish()]);
         state.numbers.clear();
+        state.before = state.recorded;
         state.recorded = 0;
         if let Some(clock) = &mut state.clock {
             clock.collect(&self.device);
@@ -206,22 +215,19 @@ impl Recorder {
     /// Waits for everything recorded, and returns the first `len` bytes of each buffer.
     pub fn read<const N: usize>(&self, wanted: [(&Buffer, u64); N]) -> Result<[Vec<u8>; N]> {
         let total: u64 = wanted.iter().map(|(_, len)| len.next_multiple_of(8)).sum();
-        let usage = wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::MAP_READ;
-        let size = total.max(8);
-        let staging = self.device.buffer("what is read back", size, usage)?;
-        // It goes before anybody could count on its room.
-        self.device.used.fetch_sub(size, Ordering::Relaxed);
+        let staging = self.staging(total.max(8))?;
         self.encode(|encoder| {
             let mut to = 0;
             for (buffer, len) in wanted {
                 let len = len.next_multiple_of(4);
                 if len > 0 {
-                    encoder.copy_buffer_to_buffer(buffer.wgpu(), 0, &staging, to, len);
+                    encoder.copy_buffer_to_buffer(buffer.wgpu(), buffer.offset(), &staging, to, len);
                 }
                 to += len.next_multiple_of(8);
             }
         });
         self.submit();
+        self.state().before = 0;
         let (sender, receiver) = std::sync::mpsc::channel();
         staging.map_async(wgpu::MapMode::Read, .., move |result| {
             // The receiver lives until the result has come.
@@ -235,10 +241,30 @@ impl Recorder {
         receiver.recv().map_err(|e| broken(e.to_string()))?.map_err(|e| broken(e.to_string()))?;
         let view = staging.get_mapped_range(..).map_err(|e| broken(e.to_string()))?;
         let mut from = 0;
-        Ok(wanted.map(|(_, len)| {
+        let bytes = wanted.map(|(_, len)| {
             let bytes = view[from..from + len as usize].to_vec();
             from += len.next_multiple_of(8) as usize;
             bytes
-        }))
+        });
+        drop(view);
+        staging.unmap();
+        if staging.size() <= KEPT_BYTES {
+            *self.staging.lock().unwrap_or_else(PoisonError::into_inner) = Some(staging);
+        }
+        Ok(bytes)
+    }
+
+    /// A buffer that the host can read.
+    fn staging(&self, size: u64) -> Result<wgpu::Buffer> {
+        let kept = self.staging.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(kept) = kept.filter(|kept| kept.size() >= size) {
+            return Ok(kept);
+        }
+        let usage = wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::MAP_READ;
+        let size = if size <= KEPT_BYTES { size.next_power_of_two() } else { size };
+        let staging = self.device.buffer("what is read back", size, usage)?;
+        // Not worth counting on its room.
+        self.device.used.fetch_sub(size, Ordering::Relaxed);
+        Ok(staging)
     }
 }

@@ -11,6 +11,8 @@ pub struct Recurrent {
     pub(crate) shape: GdnShape,
     /// `[kernel - 1][channels]`, oldest first.
     pub(crate) window: Buffer,
+    /// Where a step that others read the window in leaves the next one; the two then change places.
+    pub(crate) next_window: Buffer,
     /// `S[value_head][dv][dk]`
     pub(crate) matrices: Buffer,
 }
@@ -20,6 +22,7 @@ impl Gpu {
         Ok(Recurrent {
             shape: *shape,
             window: self.pool.fresh("a recurrent state", 4 * shape.window_len() as u64)?,
+            next_window: self.pool.fresh("a recurrent state", 4 * shape.window_len() as u64)?,
             matrices: self.pool.fresh("a recurrent state", 4 * shape.state_len() as u64)?,
         })
     }

@@ -1,15 +1,20 @@
 //! How near kernels come to what the device's memory allows. Not part of the tests: run with
 //! `cargo test --release -p pleiad-gpu roofline -- --ignored --nocapture`.
 
+use std::cell::RefCell;
 use std::time::Instant;
 
-use ::backend::{Backend, Handle};
+use ::backend::{
+    Activation, Attention, Backend, Batch, CacheFloat, GdnShape, GdnWeights, KvShape, Mask, MoeWeights, Norm,
+    Routing, Shape,
+};
 use checkpoint::{Bytes, Float, Weight};
 
 use crate::ops::folded;
+use crate::ops::rounded::{Besides, Prepared};
 use crate::recorder::Copy;
 use crate::shader::{Variant, kernels};
-use crate::{Choice, Gpu, Options};
+use crate::{Choice, Gpu, Options, Tensor};
 
 /// Seconds that one of `n` runs takes, the best of five rounds.
 fn seconds(gpu: &Gpu, n: usize, run: impl Fn(usize)) -> f64 {
@@ -28,7 +33,7 @@ fn seconds(gpu: &Gpu, n: usize, run: impl Fn(usize)) -> f64 {
     (0..5).map(round).fold(f64::INFINITY, f64::min)
 }
 
-fn weight(rows: usize, cols: usize) -> Weight {
+fn weight(count: usize, rows: usize, cols: usize) -> Weight {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let mut bytes = |n: usize| -> Vec<u8> {
         let mut next = || {
@@ -38,11 +43,11 @@ fn weight(rows: usize, cols: usize) -> Weight {
         (0..n).map(|_| next()).collect()
     };
     let scale = |n: usize| Float::Bf16.encode(&vec![0.01; n]);
-    let groups = rows * cols / 64;
-    let codes = bytes(rows * cols / 2);
+    let groups = count * rows * cols / 64;
+    let codes = bytes(count * rows * cols / 2);
     let planes = [codes, scale(groups), scale(groups)].map(Bytes::from_vec);
     let [codes, scales, biases] = planes;
-    Weight::affine("w", 1, rows, cols, 4, 64, Float::Bf16, codes, scales, biases).unwrap()
+    Weight::affine("w", count, rows, cols, 4, 64, Float::Bf16, codes, scales, biases).unwrap()
 }
 
 #[test]
@@ -79,45 +84,139 @@ fn roofline() {
     );
     gpu.device.wgpu.poll(wgpu::PollType::wait_indefinitely()).unwrap();
 
+    products(&gpu, software);
+    experts(&gpu, software);
+    mixers(&gpu, software);
+    gpu.device.check().unwrap();
+}
+
+/// Matrices of which none is still in a cache when its turn comes.
+fn copies(bytes: f64, software: bool) -> usize {
+    if software { 2 } else { ((300e6 / bytes) as usize).clamp(1, 64) }
+}
+
+fn told(what: &str, bytes: f64, time: f64) {
+    println!("{what}: {:.1} us, {:.0} GB/s", time * 1e6, bytes / time / 1e9);
+}
+
+/// One token's products, as they are made and with other shares of rows.
+fn products(gpu: &Gpu, software: bool) {
     let shapes: &[(usize, usize)] = if software {
         &[(1024, 2048)]
     } else {
-        &[(1024, 2048), (2048, 512), (8192, 2048), (32768, 2048), (131_072, 2048)]
+        &[
+            (2048, 512),
+            (1024, 2048),
+            (2048, 4096),
+            (8192, 2048),
+            (12416, 2048),
+            (32768, 2048),
+            (248_320, 2048),
+        ]
     };
     for &(rows, cols) in shapes {
-        let weight = weight(rows, cols);
+        let weight = weight(1, rows, cols);
         let bytes = (rows * cols) as f64 * 4.5 / 8.0;
-        // Enough copies that none is still in a cache when its turn comes.
-        let copies = ((300e6 / bytes) as usize).clamp(1, 64);
+        let copies = copies(bytes, software);
         let matrices: Vec<_> = (0..copies).map(|_| gpu.matrix(&weight).unwrap()).collect();
-        let x = gpu.upload(1, cols, &vec![0.5; cols]).unwrap();
-        let y = gpu.tensor(1, rows).unwrap();
+        let values: Vec<f32> = (0..cols).map(|i| (i as f32 * 0.7).sin()).collect();
+        let x = gpu.upload(1, cols, &values).unwrap();
         gpu.recorder.submit();
-        for threads in [32, 64, 128, 256] {
-            for per_group in [1, 2, 4, 8] {
-                let variant = Variant::new(&kernels::MATVEC, threads)
+        let norm = Norm { w: &x, eps: 1e-6 };
+        let name = format!("matvec 4 bits [{rows}, {cols}]");
+        for (input, what) in [(Prepared::Plain(&x), "plain"), (Prepared::Norm(&x, norm), "norm")] {
+            let time = seconds(gpu, 100, |i| {
+                let stack = &matrices[i % copies].stack;
+                gpu.rounded_product(&input, stack, 0..rows, &Besides::default()).unwrap();
+            });
+            told(&format!("{name}, {what}"), bytes, time);
+        }
+        let [lanes, steps] = Gpu::team(cols / 32);
+        let y = gpu.tensor(1, rows).unwrap();
+        for each in [1, 2, 4] {
+            for blocks in [1, 2, 4] {
+                let variant = Variant::new(&kernels::MATVEC_ROUNDED, 256)
                     .format(matrices[0].stack.format)
-                    .with("ROWS", per_group)
-                    .with("ALIGNED", 1)
-                    .with("TOKENS", 1);
-                if cfg!(debug_assertions) && !variant.declared() {
+                    .with("LANES", lanes as u32)
+                    .with("STEPS", steps as u32)
+                    .with("ROWS", each)
+                    .with("INPUT", 1)
+                    .with("GATED", 0)
+                    .with("ACTIVATION", 0);
+                let groups = rows.div_ceil(256 / lanes * (each * blocks) as usize);
+                if groups < 64 {
                     continue;
                 }
-                let time = seconds(&gpu, 100, |i| {
+                let time = seconds(gpu, 100, |i| {
                     let stack = &matrices[i % copies].stack;
-                    let part = &stack.parts[0];
-                    let buffers = [&part.codes, &part.scales, x.buffer(), x.buffer(), x.buffer(), y.buffer()];
-                    let rest = [rows, 0, x.shape().rows, rows, 0, 0].map(|n| n as u32);
+                    let (part, x) = (&stack.parts[0], x.buffer());
+                    let buffers = [&part.codes, &part.scales, x, x, x, x, x, y.buffer()];
+                    let rest = [rows as u32, 0, 0, 0, 0, 0, blocks, 1e-6f32.to_bits(), cols as u32];
                     let numbers: Vec<u32> = stack.numbers().into_iter().chain(rest).collect();
-                    gpu.run(&variant, &buffers, &numbers, folded(rows.div_ceil(per_group as usize)));
+                    gpu.run(&variant, &buffers, &numbers, folded(groups));
                 });
-                println!(
-                    "matvec 4 bits [{rows}, {cols}], {threads} threads, {per_group} rows: {:.1} us, {:.0} GB/s",
-                    time * 1e6,
-                    bytes / time / 1e9
-                );
+                told(&format!("{name}, norm, {each} rows, {blocks} blocks"), bytes, time);
             }
         }
     }
-    gpu.device.check().unwrap();
+}
+
+/// A layer of experts of one token, in turn for several tokens, so that no expert is still in a cache.
+fn experts(gpu: &Gpu, software: bool) {
+    let (count, hidden, width, top_k) = if software { (32, 256, 64, 4) } else { (256, 2048, 512, 8) };
+    let [up, down] = [weight(count, width, hidden), weight(count, hidden, width)];
+    let weights = MoeWeights {
+        router: gpu.matrix(&weight(1, count, hidden)).unwrap(),
+        router_norm: None,
+        shared_gate: None,
+        routing: Routing::Softmax { top_k, renormalise: true },
+        experts: gpu.expert_weights([&up, &up, &down], None).unwrap(),
+        activation: Activation::Silu,
+    };
+    let values = |seed: usize, n: usize| -> Vec<f32> {
+        (0..n).map(|i| ((i * i + seed * 7919) as f32 * 0.7).sin()).collect()
+    };
+    let h = gpu.upload(1, hidden, &values(0, hidden)).unwrap();
+    let logits: Vec<_> = (1..32).map(|seed| gpu.upload(1, count, &values(seed, count)).unwrap()).collect();
+    let norm = Norm { w: &h, eps: 1e-6 };
+    gpu.recorder.submit();
+    let bytes = (top_k * 3 * hidden * width) as f64 * 4.5 / 8.0;
+    let time = seconds(gpu, 100, |i| {
+        let logits = &logits[i % logits.len()];
+        gpu.experts_step(&h, norm, logits, &weights, true).unwrap();
+    });
+    told(&format!("{top_k} experts of {count}, [{width}, {hidden}], two dispatches"), bytes, time);
+}
+
+/// What mixes tokens in one layer, for one token: Gated DeltaNet, and attention over some contexts.
+fn mixers(gpu: &Gpu, software: bool) {
+    let shape = GdnShape { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, kernel: 4 };
+    let zeros = |rows, cols| gpu.upload(rows, cols, &vec![0.5; rows * cols]).unwrap();
+    let x = zeros(1, 2 * shape.channels());
+    let part = |start: usize, cols| Tensor::new(Shape { rows: 1, cols }, x.buffer().behind(4 * start as u64));
+    let channels = shape.channels();
+    let inputs = [part(0, channels), part(channels, 32), part(channels + 64, 32)];
+    let weights = GdnWeights { shape, conv: zeros(channels, 4), a_log: zeros(1, 32), dt_bias: zeros(1, 32) };
+    let count = if software { 1 } else { 40 };
+    let states: RefCell<Vec<_>> = RefCell::new((0..count).map(|_| gpu.recurrent(&shape).unwrap()).collect());
+    let time = seconds(gpu, 100, |i| {
+        let state = &mut states.borrow_mut()[i % count];
+        gpu.gdn_step(inputs.each_ref(), &weights, state).unwrap().unwrap();
+    });
+    told("a step of Gated DeltaNet, 32 states of 128 x 128", 8.0 * shape.state_len() as f64, time);
+
+    let spec = Attention { heads: 16, scale: 0.06, mask: Mask::Causal, soft_cap: None };
+    let q = zeros(1, 16 * 256);
+    let kv = KvShape { heads: 2, key_dim: 256, value_dim: 256, float: CacheFloat::F16, window: None };
+    for context in if software { vec![128] } else { vec![128, 512, 2048, 16384] } {
+        let mut cache = gpu.kv_cache(&kv).unwrap();
+        gpu.reserve(&mut cache, context).unwrap();
+        cache.advance(context);
+        let batch = Batch::new(gpu, &[(&[0], context - 1)]).unwrap();
+        gpu.recorder.submit();
+        let time = seconds(gpu, 100, |_| {
+            gpu.attention(&q, &batch, &[&cache], &spec).unwrap();
+        });
+        told(&format!("attention over {context}"), (context * kv.token_bytes()) as f64, time);
+    }
 }

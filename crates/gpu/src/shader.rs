@@ -42,10 +42,22 @@ enum Piece {
     Codes,
     /// Rows of inputs, eight values at a time.
     Input,
+    /// Threads that share rows.
+    Lanes,
+    /// Four neighbouring threads.
+    Quads,
+    /// Codes of a weight as whole numbers, in its format.
+    WholeCodes,
+    /// Inputs rounded to whole numbers.
+    Rounded,
+    /// The best experts of one token.
+    Choose,
     /// Products of many rows with many inputs.
     Tile,
     /// Words of a cache.
     Store,
+    /// Four words of a cache at a time.
+    Fours,
     /// Gates of a Gated DeltaNet.
     Gates,
     /// A causal convolution's inputs.
@@ -92,9 +104,12 @@ pub(crate) mod kernels {
         APPEND = "append", [Store], 2 => 1, [128], "HALF" in [0, 1];
         ATTENTION = "attention", [Store], 4 => 1, [128], "HALF" in [0, 1], "ROWS" in [1, 2, 4, 8],
             "WORDS" in [1, 2, 4], "QUERY_QUADS" in [512];
-        ATTENTION_MERGE = "attention_merge", [], 1 => 1, [128];
+        ATTENTION_MERGE = "attention_merge", [], 2 => 1, [128];
+        ATTENTION_STEP = "attention_step", [Lanes, Store, Fours], 5 => 1, [256], "LANES" in [8], "HALF" in [0, 1],
+            "ROWS" in [1, 2, 4, 8], "QUERY_QUADS" in [640];
         COMBINE = "combine", [], 4 => 1, [128];
         COMBINE_NORM = "combine_norm", [Sum, Rms], 4 => 1, [64, 256];
+        COMBINE_NORM_ADD = "combine_norm_add", [Sum, Rms], 6 => 1, [64, 256];
         CONV = "conv", [Conv], 3 => 1, [128];
         CONV_STEP = "conv_step", [Conv], 2 => 2, [128];
         CONV_WINDOW = "conv_window", [Conv], 1 => 1, [128];
@@ -103,6 +118,10 @@ pub(crate) mod kernels {
         EXPERT_TILES = "expert_tiles", [], 1 => 1, [256];
         EXPERTS_DOWN = "experts_down", [Codes, Input, Totals], 5 => 1, [128], "ROWS" in [4],
             "ALIGNED" in [0, 1];
+        EXPERTS_DOWN_ROUNDED = "experts_down_rounded", [Lanes, Quads, WholeCodes, Rounded], 5 => 1, [256], "LANES" in [32],
+            "STEPS" in [2, 3, 4, 5], "ROWS" in [1];
+        EXPERTS_UP_ROUNDED = "experts_up_rounded", [Lanes, Quads, WholeCodes, Rounded, Order, Choose, Sum, Rms, Activation],
+            6 => 2, [256], "LANES" in [32], "STEPS" in [2, 3, 4], "ROWS" in [4], "ACTIVATION" in [0, 1];
         EXPERTS_TILED = "experts_tiled", [Codes, Input, Tile, Activation], 6 => 1, [256], "SHARE" in [1, 2, 4],
             "MATRICES" in [0, 1],
             "ACTIVATION" in [0, 1], "GATED" in [0, 1], "ALIGNED" in [0, 1];
@@ -115,13 +134,19 @@ pub(crate) mod kernels {
         GDN_GATES = "gdn_gates", [Gates], 4 => 2, [128];
         GDN_QK_NORM = "gdn_qk_norm", [Sum], 1 => 1, [64, 256];
         GDN_SCAN = "gdn_scan", [Delta, Chunk], 2 => 2, [128];
+        GDN_STEP = "gdn_step", [Lanes, Gates], 5 => 3, [128], "LANES" in [16], "QUADS" in [1, 2];
         GLU = "glu", [Activation], 2 => 1, [128], "ACTIVATION" in [0, 1];
         HEADS = "heads", [Codes, Input, Totals], 3 => 1, [64], "ROWS" in [4], "ALIGNED" in [0, 1];
+        HEADS_STEP = "heads_step", [Store, Sum, Rms], 4 => 3, [128], "HALF" in [0, 1];
         HEADS_TURNED = "heads_turned", [Codes], 3 => 1, [64];
+        LATENT_STEP = "latent_step", [Store, Sum, Rms], 4 => 3, [128], "HALF" in [0, 1];
         MATMUL = "matmul", [Linear, Codes, Input, Tile], 6 => 1, [256], "SHARE" in [1, 2, 4], "MATRICES" in [0, 1],
             "ALIGNED" in [0, 1];
         MATVEC = "matvec", [Linear, Codes, Input, Totals], 5 => 1, [32, 128, 256], "ROWS" in [4], "TOKENS" in [1, 2, 4, 8],
             "ALIGNED" in [0, 1];
+        MATVEC_ROUNDED = "matvec_rounded", [Lanes, Quads, WholeCodes, Rounded, Sum, Rms, Activation], 7 => 1, [256],
+            "LANES" in [8, 32], "STEPS" in [1, 2, 3, 4], "ROWS" in [1, 2, 4], "INPUT" in [0, 1, 2], "GATED" in [0, 1],
+            "ACTIVATION" in [0, 1];
         NORM_ADD = "norm_add", [Residual, Sum, Rms], 4 => 1, [64, 256];
         PART_OF_HEADS = "part_of_heads", [], 1 => 1, [128];
         RMS_NORM = "rms_norm", [Sum, Rms], 2 => 1, [64, 256];
@@ -179,8 +204,9 @@ impl Variant {
         self.constant("MATRICES") == Some(1)
     }
 
-    /// The whole text.
-    pub fn source(&self, subgroups: bool) -> String {
+    /// The whole text, for a device whose subgroups have at least so many threads, 0 where there are none.
+    pub fn source(&self, subgroup: u32) -> String {
+        let subgroups = subgroup > 0;
         macro_rules! piece {
             ($name:literal) => {
                 include_str!(concat!("shaders/", $name, ".wgsl"))
@@ -224,12 +250,27 @@ impl Variant {
                     .iter()
                     .flat_map(|format| codes(*format))
                     .for_each(|piece| text.push_str(piece)),
+                Lanes if self.constant("LANES").is_some_and(|lanes| lanes <= subgroup) => {
+                    text.push_str(piece!("pieces/lanes_subgroup"));
+                }
+                Lanes => text.push_str(piece!("pieces/lanes_shared")),
+                Quads if subgroups => text.push_str(piece!("pieces/quads_subgroup")),
+                Quads => text.push_str(piece!("pieces/quads_shared")),
+                WholeCodes => self
+                    .format
+                    .iter()
+                    .flat_map(|format| whole_codes(*format))
+                    .for_each(|piece| text.push_str(piece)),
+                Rounded => text.push_str(piece!("pieces/rounded")),
+                Choose => text.push_str(piece!("pieces/choose")),
                 Input if self.constant("ALIGNED") == Some(1) => text.push_str(piece!("pieces/input_aligned")),
                 Input => text.push_str(piece!("pieces/input_ragged")),
                 Tile if self.matrices() => text.push_str(piece!("pieces/tile_matrices")),
                 Tile => text.push_str(piece!("pieces/tile")),
                 Store if self.constant("HALF") == Some(1) => text.push_str(piece!("pieces/store_f16")),
                 Store => text.push_str(piece!("pieces/store_f32")),
+                Fours if self.constant("HALF") == Some(1) => text.push_str(piece!("pieces/fours_f16")),
+                Fours => text.push_str(piece!("pieces/fours_f32")),
                 Gates => text.push_str(piece!("pieces/gates")),
                 Conv => text.push_str(piece!("pieces/conv")),
                 Delta => text.push_str(piece!("pieces/delta")),
@@ -259,37 +300,59 @@ impl Hash for Variant {
     }
 }
 
+macro_rules! format_piece {
+    ($name:literal) => {
+        include_str!(concat!("shaders/formats/", $name, ".wgsl"))
+    };
+}
+
+/// The piece that reads a scale and a bias.
+fn pair_of(scale: Float) -> &'static str {
+    match scale {
+        Float::Bf16 => format_piece!("scale_bf16_pair"),
+        Float::F16 => format_piece!("scale_f16_pair"),
+        Float::F32 => format_piece!("scale_f32_pair"),
+    }
+}
+
+/// Whether codes of a format are multiplied as whole numbers.
+pub(crate) fn has_whole_codes(format: Format) -> bool {
+    matches!(format, Format::Affine { bits: 4 | 8, .. })
+}
+
+/// The pieces that read a format's codes as whole numbers.
+fn whole_codes(format: Format) -> [&'static str; 3] {
+    let (numbers, scale) = match format {
+        Format::Affine { bits: 4, scale, .. } => (format_piece!("rounded4"), pair_of(scale)),
+        Format::Affine { scale, .. } => (format_piece!("rounded8"), pair_of(scale)),
+        _ => unreachable!("asked before"),
+    };
+    [format_piece!("rounded"), numbers, scale]
+}
+
 /// The pieces that read a format.
 fn codes(format: Format) -> [&'static str; 3] {
-    macro_rules! piece {
-        ($name:literal) => {
-            include_str!(concat!("shaders/formats/", $name, ".wgsl"))
-        };
-    }
     let (numbers, scale) = match format {
         Format::Affine { bits, scale, .. } => {
             let numbers = match bits {
-                2 => piece!("affine2"),
-                4 => piece!("affine4"),
-                8 => piece!("affine8"),
-                _ => piece!("affine_odd"),
+                2 => format_piece!("affine2"),
+                4 => format_piece!("affine4"),
+                8 => format_piece!("affine8"),
+                _ => format_piece!("affine_odd"),
             };
-            let scale = match scale {
-                Float::Bf16 => piece!("scale_bf16_pair"),
-                Float::F16 => piece!("scale_f16_pair"),
-                Float::F32 => piece!("scale_f32_pair"),
-            };
-            (numbers, scale)
+            (numbers, pair_of(scale))
         }
-        Format::Mxfp4 => (piece!("e2m1"), piece!("scale_e8m0")),
-        Format::Mxfp8 => (piece!("e4m3"), piece!("scale_e8m0")),
-        Format::Nvfp4 => (piece!("e2m1"), piece!("scale_f32")),
-        Format::Plain(Float::Bf16) => (piece!("plain_bf16"), piece!("scale_none")),
-        Format::Plain(Float::F16) => (piece!("plain_f16"), piece!("scale_none")),
+        Format::Mxfp4 => (format_piece!("e2m1"), format_piece!("scale_e8m0")),
+        Format::Mxfp8 => (format_piece!("e4m3"), format_piece!("scale_e8m0")),
+        Format::Nvfp4 => (format_piece!("e2m1"), format_piece!("scale_f32")),
+        Format::Plain(Float::Bf16) => (format_piece!("plain_bf16"), format_piece!("scale_none")),
+        Format::Plain(Float::F16) => (format_piece!("plain_f16"), format_piece!("scale_none")),
         // Blocks are decoded when they are uploaded.
-        Format::Plain(Float::F32) | Format::Fp8Blocks { .. } => (piece!("plain_f32"), piece!("scale_none")),
+        Format::Plain(Float::F32) | Format::Fp8Blocks { .. } => {
+            (format_piece!("plain_f32"), format_piece!("scale_none"))
+        }
     };
-    [piece!("codes"), numbers, scale]
+    [format_piece!("codes"), numbers, scale]
 }
 
 #[cfg(test)]
@@ -319,6 +382,10 @@ mod tests {
         for kernel in kernels::ALL {
             let formats = if kernel.pieces.contains(&Codes) {
                 formats().into_iter().map(Some).collect()
+            } else if kernel.pieces.contains(&WholeCodes) {
+                // Widths, groups and scales have nothing to do with each other.
+                let some = [(4, 64, Float::Bf16), (8, 32, Float::F16)];
+                some.map(|(bits, group, scale)| Some(Format::Affine { bits, group, scale })).to_vec()
             } else {
                 vec![None]
             };
@@ -332,21 +399,33 @@ mod tests {
                     .flat_map(|v| values.iter().map(|value| v.clone().with(name, *value)))
                     .collect();
             }
-            all.extend(these);
+            all.extend(these.into_iter().filter(occurs));
         }
         all
+    }
+
+    /// Whether a combination of constants makes sense.
+    fn occurs(variant: &Variant) -> bool {
+        let [gated, activation, rows, input] =
+            ["GATED", "ACTIVATION", "ROWS", "INPUT"].map(|name| variant.constant(name));
+        let rounded = variant.kernel.pieces.contains(&Rounded) && gated.is_some();
+        !rounded
+            || match gated {
+                Some(1) => rows != Some(1) && input != Some(2),
+                _ => activation == Some(0),
+            }
     }
 
     #[test]
     fn every_variant_is_valid_and_becomes_msl_and_spirv() {
         let variants = variants();
         for variant in &variants {
-            for subgroups in [false, true] {
-                if variant.matrices() && !subgroups {
+            for subgroup in [0, 4, 32] {
+                if variant.matrices() && subgroup == 0 {
                     continue;
                 }
                 let capabilities = if variant.matrices() { CAPABILITIES | MATRICES } else { CAPABILITIES };
-                let source = variant.source(subgroups);
+                let source = variant.source(subgroup);
                 let name = format!("{} {:?} {:?}", variant.kernel.name, variant.format, variant.constants);
                 let module = naga::front::wgsl::parse_str(&source)
                     .unwrap_or_else(|e| panic!("{name}: {}", e.emit_to_string(&source)));

@@ -1,7 +1,5 @@
 //! Activations.
 
-use std::sync::Arc;
-
 use ::backend::{Handle, Shape};
 
 use crate::pool::Buffer;
@@ -11,12 +9,12 @@ use crate::pool::Buffer;
 #[derive(Clone)]
 pub struct Tensor {
     shape: Shape,
-    buffer: Arc<Buffer>,
+    buffer: Buffer,
 }
 
 impl Tensor {
     pub(crate) fn new(shape: Shape, buffer: Buffer) -> Self {
-        Self { shape, buffer: Arc::new(buffer) }
+        Self { shape, buffer }
     }
 
     /// The same values under another shape.

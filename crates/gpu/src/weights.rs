@@ -9,7 +9,7 @@ use ::backend::{Handle, Result, Shape};
 use checkpoint::{Float, Format, Weight};
 
 use crate::Gpu;
-use crate::pool::Buffer;
+use crate::pool::{ALIGNMENT, Buffer};
 use crate::tensor::Tensor;
 
 /// Rows that no part boundary cuts: what a workgroup takes.
@@ -35,54 +35,101 @@ pub(crate) struct Part {
     pub scales: Buffer,
 }
 
-/// Where the rows of a stack come from.
-#[derive(Clone)]
-pub(crate) enum Source {
-    /// The rows of every matrix, one after the other.
-    One(Box<Weight>),
-    /// Rows of the two in turn.
-    Alternating(Box<[Weight; 2]>),
+/// Where the rows of a stack come from: one block after the other, all of the same format and width.
+pub(crate) struct Source(Vec<Block>);
+
+struct Block {
+    /// The rows of every matrix of one weight, or rows of two in turn.
+    weights: Vec<Weight>,
+    /// With zeros behind the last.
+    rows: usize,
+}
+
+impl Block {
+    fn new(weights: Vec<Weight>) -> Self {
+        let mut block = Self { weights, rows: 0 };
+        block.rows = block.weights[0].count * block.matrix_rows();
+        block
+    }
+
+    fn matrix_rows(&self) -> usize {
+        self.weights.len() * self.weights[0].rows
+    }
+
+    /// The weight, matrix and row that row `row` is; none where it is filled up.
+    fn find(&self, row: usize) -> Option<(&Weight, usize, usize)> {
+        let (matrix, row) = (row / self.matrix_rows(), row % self.matrix_rows());
+        let turns = self.weights.len();
+        (matrix < self.weights[0].count).then(|| (&self.weights[row % turns], matrix, row / turns))
+    }
 }
 
 impl Source {
-    fn first(&self) -> &Weight {
-        match self {
-            Source::One(weight) => weight,
-            Source::Alternating(pair) => &pair[0],
-        }
+    /// One weight.
+    pub fn one(weight: &Weight) -> Self {
+        Self(vec![Block::new(vec![weight.clone()])])
     }
 
-    /// Rows of one matrix of the stack.
+    /// A stack and what lies behind it; of each the rows of all its weights in turn.
+    pub fn in_turn<const N: usize>(weights: [&Weight; N], behind: Option<[&Weight; N]>) -> Self {
+        let block = |weights: [&Weight; N]| Block::new(weights.map(Weight::clone).to_vec());
+        Self(std::iter::once(weights).chain(behind).map(block).collect())
+    }
+
+    /// Several matrices, each beginning where a tensor may begin in a buffer of results.
+    pub fn joined(weights: &[&Weight]) -> Self {
+        let block = |weight: &&Weight| {
+            let block = Block::new(vec![Weight::clone(weight)]);
+            let rows = block.rows.next_multiple_of((ALIGNMENT / 4) as usize);
+            Block { rows, ..block }
+        };
+        Self(weights.iter().map(block).collect())
+    }
+
+    fn first(&self) -> &Weight {
+        &self.0[0].weights[0]
+    }
+
+    /// Rows that lie in one part where they can.
     fn matrix_rows(&self) -> usize {
-        match self {
-            Source::One(weight) => weight.rows,
-            Source::Alternating(pair) => 2 * pair[0].rows,
-        }
+        self.0[0].matrix_rows()
     }
 
     fn rows(&self) -> usize {
-        self.first().count * self.matrix_rows()
+        self.0.iter().map(|block| block.rows).sum()
     }
 
-    /// The weight, matrix and row that row `row` of the whole stack is.
-    fn find(&self, row: usize) -> (&Weight, usize, usize) {
-        let (matrix, row) = (row / self.matrix_rows(), row % self.matrix_rows());
-        match self {
-            Source::One(weight) => (weight, matrix, row),
-            Source::Alternating(pair) => (&pair[row % 2], matrix, row / 2),
+    /// Rows before each block.
+    pub fn starts(&self) -> Vec<usize> {
+        let start = |end: &mut usize, block: &Block| {
+            *end += block.rows;
+            Some(*end - block.rows)
+        };
+        self.0.iter().scan(0, start).collect()
+    }
+
+    /// The weight, matrix and row that row `row` of the whole stack is; none where it is filled up.
+    fn find(&self, mut row: usize) -> Option<(&Weight, usize, usize)> {
+        for block in &self.0 {
+            if row < block.rows {
+                return block.find(row);
+            }
+            row -= block.rows;
         }
+        None
     }
 
     /// Writes the codes of a row, as the device has them, to `out`.
     pub fn push_codes(&self, row: usize, row_words: usize, out: &mut Vec<u8>) {
         let end = out.len() + 4 * row_words;
-        let (weight, matrix, row) = self.find(row);
-        if let Format::Fp8Blocks { .. } = weight.format {
-            let mut values = vec![0.0; weight.cols];
-            weight.decode_row(matrix, row, &mut values);
-            values.iter().for_each(|value| Float::F32.put(*value, out));
-        } else {
-            out.extend_from_slice(weight.data.row(matrix, row));
+        match self.find(row) {
+            Some((weight, matrix, row)) if matches!(weight.format, Format::Fp8Blocks { .. }) => {
+                let mut values = vec![0.0; weight.cols];
+                weight.decode_row(matrix, row, &mut values);
+                values.iter().for_each(|value| Float::F32.put(*value, out));
+            }
+            Some((weight, matrix, row)) => out.extend_from_slice(weight.data.row(matrix, row)),
+            None => {}
         }
         out.resize(end, 0);
     }
@@ -90,7 +137,10 @@ impl Source {
     /// Writes the scales and biases of a row, as the device has them, to `out`.
     pub fn push_scales(&self, row: usize, row_scales: usize, out: &mut Vec<u8>) {
         let end = out.len() + 4 * row_scales;
-        let (weight, matrix, row) = self.find(row);
+        let Some((weight, matrix, row)) = self.find(row) else {
+            out.resize(end, 0);
+            return;
+        };
         match (weight.format, &weight.scales, &weight.biases) {
             (Format::Affine { scale, .. }, Some(scales), Some(biases)) => {
                 let size = scale.bytes();
@@ -147,14 +197,20 @@ fn cut(rows: usize, matrix_rows: usize, most: usize) -> Vec<Range<usize>> {
 }
 
 impl Gpu {
+    /// Rows of a weight that one part holds.
+    fn rows_of_part(&self, format: Format, cols: usize) -> usize {
+        let (row_words, row_scales) = row_words(format, cols);
+        // A row's last codes are read together with the word behind them, and buffers are whole sixteens.
+        let room = self.device.largest_part as usize - SPARE;
+        room / (4 * row_words.max(row_scales).max(1))
+    }
+
     /// Takes a stack over. Its values come in the background; nothing runs before they are there.
     pub(crate) fn stack(&self, source: Source) -> Result<Stack> {
         let first = source.first();
         let (format, cols) = (first.format, first.cols);
         let (row_words, row_scales) = row_words(format, cols);
-        // A row's last codes are read together with the word behind them, and buffers are whole sixteens.
-        let room = self.device.largest_part as usize - SPARE;
-        let most = room / (4 * row_words.max(row_scales).max(1));
+        let most = self.rows_of_part(format, cols);
         let source = Arc::new(source);
         let mut parts = Vec::new();
         for rows in cut(source.rows(), source.matrix_rows(), most) {
@@ -164,6 +220,25 @@ impl Gpu {
             parts.push(Part { rows, codes, scales });
         }
         Ok(Stack { format, cols, row_words, row_scales, parts })
+    }
+
+    /// Takes matrices over one input over, as one stack where they can be one.
+    pub(crate) fn joined<const N: usize>(&self, weights: [&Weight; N]) -> Result<Option<[Matrix; N]>> {
+        let Some(first) = weights.first() else { return Ok(None) };
+        let alike = |w: &&Weight| (w.format, w.cols) == (first.format, first.cols) && w.bias.is_none();
+        let source = Source::joined(&weights);
+        if N == 1 || !weights.iter().all(alike) || source.rows() > self.rows_of_part(first.format, first.cols)
+        {
+            return Ok(None);
+        }
+        let mut starts = source.starts().into_iter();
+        let stack = Arc::new(self.stack(source)?);
+        Ok(Some(weights.map(|weight| Matrix {
+            rows: weight.rows,
+            first: starts.next().unwrap_or(0),
+            stack: stack.clone(),
+            bias: None,
+        })))
     }
 
     /// The bias of a linear layer, if it has one.
@@ -190,10 +265,12 @@ impl Stack {
     }
 }
 
-/// A matrix `[out, in]` on the device.
+/// A matrix `[out, in]` on the device: some rows of a stack, of all its parts or of the one that it has.
 pub struct Matrix {
     pub(crate) rows: usize,
-    pub(crate) stack: Stack,
+    /// Rows of the stack before it.
+    pub(crate) first: usize,
+    pub(crate) stack: Arc<Stack>,
     pub(crate) bias: Option<Tensor>,
 }
 
@@ -229,6 +306,24 @@ pub struct Experts {
     pub(crate) width: usize,
     pub(crate) up: UpStacks,
     pub(crate) down: Stack,
+    pub(crate) shared: SharedExpert,
+}
+
+impl Experts {
+    /// Matrices of each of the stacks.
+    pub(crate) fn matrices(&self) -> usize {
+        self.count + usize::from(matches!(self.shared, SharedExpert::Behind))
+    }
+}
+
+/// The expert that every token passes through.
+pub(crate) enum SharedExpert {
+    /// There is none.
+    Absent,
+    /// It lies behind the others, like one of them.
+    Behind,
+    /// Of another width or format: its gate, up and down.
+    Apart([Matrix; 3]),
 }
 
 /// The matrices before an expert's activation.

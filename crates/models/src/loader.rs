@@ -127,6 +127,24 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(matrix)
     }
 
+    /// Linear layers over one input of `cols`: names and rows.
+    pub fn matrices<const N: usize>(
+        &self,
+        layers: [(&str, usize); N],
+        cols: usize,
+    ) -> Result<[B::Matrix; N]> {
+        let mut weights = Vec::with_capacity(N);
+        for (name, rows) in layers {
+            weights.push(self.checkpoint.matrix(&self.stored(name), rows, cols)?);
+        }
+        let weights: [Weight; N] = weights.try_into().unwrap_or_else(|_| unreachable!("one per layer"));
+        let matrices = self.backend.matrices(weights.each_ref())?;
+        for ((name, _), weight) in layers.into_iter().zip(weights) {
+            self.note(name, Loaded::Matrix(weight));
+        }
+        Ok(matrices)
+    }
+
     /// One matrix `[rows, cols]` per head.
     pub fn head_matrices(
         &self,
@@ -150,11 +168,33 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(self.checkpoint.matrix(&self.stored(name), rows, cols)?)
     }
 
-    /// The experts of a layer, however they are stored.
-    pub fn experts(&self, names: &ExpertNames, shape: &ExpertShape) -> Result<B::Experts> {
+    /// The experts of a layer, however they are stored, and a shared one: its branch and width.
+    pub fn experts(
+        &self,
+        names: &ExpertNames,
+        shape: &ExpertShape,
+        shared: Option<(&str, usize)>,
+    ) -> Result<B::Experts> {
+        const PARTS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
         let [gate, up, down] = self.expert_stacks(names, shape)?;
-        let experts = self.backend.expert_weights(&gate, &up, &down)?;
-        for (part, weight) in [("gate_proj", gate), ("up_proj", up), ("down_proj", down)] {
+        let shared = match shared {
+            None => None,
+            Some((branch, width)) => {
+                let branch = self.at(branch);
+                let gate = branch.weight("gate_proj", width, shape.hidden)?;
+                let up = branch.weight("up_proj", width, shape.hidden)?;
+                let down = branch.weight("down_proj", shape.hidden, width)?;
+                Some((branch, [gate, up, down]))
+            }
+        };
+        let shared_weights = shared.as_ref().map(|(_, weights)| weights.each_ref());
+        let experts = self.backend.expert_weights([&gate, &up, &down], shared_weights)?;
+        if let Some((branch, weights)) = shared {
+            for (part, weight) in PARTS.into_iter().zip(weights) {
+                branch.note(part, Loaded::Matrix(weight));
+            }
+        }
+        for (part, weight) in PARTS.into_iter().zip([gate, up, down]) {
             self.note(
                 &format!("{}.{part}", names.stacked),
                 Loaded::Stack { weight, per_token: shape.per_token },

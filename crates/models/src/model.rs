@@ -25,10 +25,10 @@ type Weights = Vec<(String, Loaded)>;
 
 /// What a family has to say for itself.
 pub(crate) trait Network<B: Backend>: Send {
-    /// Hidden states of a batch after the final norm; one state per span.
+    /// Hidden states of a batch before the final norm; one state per span.
     fn forward(&self, b: &B, batch: &Batch<B>, states: &mut [&mut State<B>]) -> Result<B::Tensor>;
 
-    /// Logits of hidden states.
+    /// Logits of hidden states: the final norm and the head.
     fn logits(&self, b: &B, hidden: &B::Tensor) -> Result<B::Tensor>;
 
     /// What each layer keeps of a sequence.

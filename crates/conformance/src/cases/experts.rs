@@ -93,7 +93,7 @@ fn check<B: Backend>(
     let [gate, up, down] = stacks;
     let (n, d) = (logits.rows, gate.weight.cols);
     let x = rng.values(n, d);
-    let weights = b.expert_weights(&gate.weight, &up.weight, &down.weight)?;
+    let weights = b.expert_weights([&gate.weight, &up.weight, &down.weight], None)?;
     let (ids, w) = b.read_routes(&b.route_softmax(&logits.on(b)?, top_k, true)?)?;
     ensure(ids.len() == n * top_k, "the number of routes is wrong")?;
     let one = |(t, x): (usize, &Vec<f64>)| {

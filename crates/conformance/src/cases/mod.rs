@@ -5,6 +5,7 @@ mod caches;
 mod experts;
 mod gdn;
 mod latent;
+mod layers;
 mod layout;
 mod norms;
 mod positions;
@@ -36,6 +37,7 @@ pub fn all<B: Backend>() -> Vec<Case<B>> {
         experts::cases,
         gdn::cases,
         recurrent::cases,
+        layers::cases,
         caches::cases,
         refusals::cases,
         refusals_state::cases,

@@ -175,7 +175,7 @@ fn experts<B: Backend>() -> Vec<Case<B>> {
         move |b: &B, rng: &mut Rng| {
             let [g, u, d] =
                 [gate, up, down].map(|[e, r, c]| Recipe::new(F32, r, c).stack(e).build(rng).weight);
-            b.expert_weights(&g, &u, &d)
+            b.expert_weights([&g, &u, &d], None)
         }
     };
     let run = |tokens: usize, experts: usize, d: usize| {
@@ -189,6 +189,14 @@ fn experts<B: Backend>() -> Vec<Case<B>> {
         wrong("expert_weights", "another up", stacks([3, 5, 4], [3, 6, 4], [3, 4, 5])),
         wrong("expert_weights", "down not turned round", stacks([3, 5, 4], [3, 5, 4], [3, 5, 4])),
         wrong("expert_weights", "fewer of one", stacks([3, 5, 4], [3, 5, 4], [2, 4, 5])),
+        wrong("shared_expert", "another width", |b: &B, rng: &mut Rng| {
+            let [gate, down] =
+                [[3, 5, 4], [3, 4, 5]].map(|[e, r, c]| Recipe::new(F32, r, c).stack(e).build(rng).weight);
+            let [own_gate, own_down] =
+                [[6, 4], [4, 6]].map(|[r, c]| Recipe::new(F32, r, c).build(rng).weight);
+            let shared = Some([&own_gate, &own_gate, &own_down]);
+            b.shared_expert(&t(b, 2, 5)?, &b.expert_weights([&gate, &gate, &down], shared)?, Activation::Silu)
+        }),
         wrong("experts", "another width", run(2, 3, 5)),
         wrong("experts", "routes of other tokens", run(1, 3, 4)),
         wrong("experts", "routes over other experts", run(2, 4, 4)),

@@ -1,8 +1,10 @@
 //! Attention over caches.
 
-use ::backend::{Attention, CacheFloat, Handle, Mask, Result, Span};
+use ::backend::{
+    Attention, AttentionWeights, Batch, CacheFloat, Handle, KvShape, LatentWeights, Mask, Result, Span,
+};
 
-use super::{each, folded};
+use super::{by_item, each};
 use crate::cache::KvCache;
 use crate::pool::Buffer;
 use crate::shader::{Variant, kernels};
@@ -20,6 +22,20 @@ const BUSY: usize = 512;
 /// Fewest positions of a split.
 const SHORTEST_SPLIT: usize = THREADS;
 
+/// The same for a single token: threads of a workgroup, of a position or of a few value channels, positions that it takes at a time, quads
+/// of queries, and workgroups that are enough.
+const STEP_THREADS: usize = 256;
+const STEP_LANES: usize = 8;
+const STEP_CHUNK: usize = 32;
+const STEP_QUADS: usize = 640;
+const STEP_BUSY: usize = 256;
+
+/// Channels of a workgroup that puts splits together.
+const MERGED_CHANNELS: usize = 32;
+
+/// Widest head of a single token whose norm and rotation are one dispatch.
+const WIDEST_HEAD: usize = 1024;
+
 /// What attention over one cache takes besides it.
 pub(crate) struct Queries<'a> {
     /// `[n, heads * width]`
@@ -29,6 +45,17 @@ pub(crate) struct Queries<'a> {
     pub spec: Attention,
     /// Channels of a value.
     pub value_width: usize,
+    /// What the results of a single token are multiplied with the sigmoid of.
+    pub gate: Option<HeadGate<'a>>,
+}
+
+/// A gate for each channel of each head's result.
+#[derive(Clone, Copy)]
+pub(crate) struct HeadGate<'a> {
+    pub x: &'a Tensor,
+    /// Columns from one head's to the next, and before the first.
+    pub stride: usize,
+    pub offset: usize,
 }
 
 fn half(float: CacheFloat) -> u32 {
@@ -64,7 +91,13 @@ impl Gpu {
         cache: &KvCache,
         y: &Tensor,
     ) -> Result<()> {
-        let Queries { q, more, spec, value_width } = queries;
+        let Queries { q, more, spec, value_width, gate } = queries;
+        if span.len == 1 && self.attend_step(queries, span, cache, y)? {
+            return Ok(());
+        }
+        if gate.is_some() {
+            return Err(::backend::Error::Unsupported("gates of several tokens".into()));
+        }
         let key_heads = cache.shape.heads;
         let width = q.shape().cols / spec.heads;
         let width_more = more.map_or(0, |more| more.shape().cols / spec.heads);
@@ -139,12 +172,191 @@ impl Gpu {
             self.run(&variant, &[q, more, keys, values, y.buffer()], &numbers, grid);
             return Ok(());
         }
-        let rows = span.len * spec.heads;
-        let partial = self.pool.take(4 * (splits * rows * (value_width + 2)) as u64)?;
+        let partial = self.pool.take(4 * (splits * span.len * spec.heads * (value_width + 2)) as u64)?;
         self.run(&variant, &[q, more, keys, values, &partial], &numbers, grid);
-        let numbers = [rows, span.row * spec.heads, *value_width, splits].map(|n| n as u32);
-        let variant = each(&kernels::ATTENTION_MERGE);
-        self.run(&variant, &[&partial, y.buffer()], &numbers, folded(rows));
+        self.merge(queries, &partial, span, splits, y);
         Ok(())
+    }
+
+    /// Puts the results of several splits together.
+    fn merge(&self, queries: &Queries<'_>, partial: &Buffer, span: &Span, splits: usize, y: &Tensor) {
+        let Queries { spec, value_width, gate, .. } = queries;
+        let rows = span.len * spec.heads;
+        let (stride, offset) = gate.map_or((0, 0), |gate| (gate.stride, gate.offset));
+        let numbers = [rows, span.row * spec.heads, *value_width, splits, stride, offset].map(|n| n as u32);
+        let buffers = [partial, gate.map_or(partial, |gate| gate.x.buffer()), y.buffer()];
+        let grid = by_item(value_width.div_ceil(MERGED_CHANNELS), rows);
+        self.run(&each(&kernels::ATTENTION_MERGE), &buffers, &numbers, grid);
+    }
+
+    /// The same for a span of one token, where heads are whole fours of words; returns whether they are.
+    fn attend_step(&self, queries: &Queries<'_>, span: &Span, cache: &KvCache, y: &Tensor) -> Result<bool> {
+        let Queries { q, more, spec, value_width, gate } = queries;
+        let key_heads = cache.shape.heads;
+        let width = q.shape().cols / spec.heads;
+        let width_more = more.map_or(0, |more| more.shape().cols / spec.heads);
+        let key_words = cache.words(cache.shape.key_dim);
+        let (value_plane, value_stride) = match cache.values() {
+            Some(values) => (values, cache.words(cache.shape.value_dim)),
+            None => (cache.keys(), key_words),
+        };
+        let values_in_word = 4 / cache.shape.float.bytes();
+        let value_words = value_width.div_ceil(values_in_word);
+        let quads = key_words * values_in_word / 4;
+        let group = spec.heads / key_heads;
+        let rows = [8, 4, 2].into_iter().find(|r| r * quads <= STEP_QUADS && *r < 2 * group).unwrap_or(1);
+        if !key_words.is_multiple_of(4) || !value_stride.is_multiple_of(4) || rows * quads > STEP_QUADS {
+            return Ok(false);
+        }
+        let value_fours = value_words.div_ceil(4);
+        let chunks = value_fours.div_ceil(STEP_THREADS / rows);
+        let blocks = group.div_ceil(rows);
+        let end = span.position + 1;
+        let begin = match spec.mask {
+            Mask::Window(window) => end.saturating_sub(window),
+            Mask::None | Mask::Causal => 0,
+        };
+        let wanted = STEP_BUSY.div_ceil(blocks * key_heads * chunks);
+        let split_len = (end - begin).div_ceil(wanted).next_multiple_of(STEP_CHUNK);
+        // Splits are counted from position 0; those before the first that is seen find nothing to do.
+        let splits = end.div_ceil(split_len);
+        let (stride, offset) = gate.map_or((0, 0), |gate| (gate.stride, gate.offset));
+        let number = |n: usize| n as u32;
+        let numbers = [
+            number(spec.heads),
+            number(key_heads),
+            number(width),
+            number(width_more),
+            number(key_words / 4),
+            number(value_stride / 4),
+            number(value_fours),
+            number(*value_width),
+            number(cache.slots()),
+            number(begin),
+            number(end),
+            spec.scale.to_bits(),
+            spec.soft_cap.unwrap_or(0.0).to_bits(),
+            number(splits),
+            number(split_len),
+            number(chunks),
+            number(span.row),
+            number(stride),
+            number(offset),
+        ];
+        let variant = Variant::new(&kernels::ATTENTION_STEP, STEP_THREADS as u32)
+            .with("LANES", STEP_LANES as u32)
+            .with("HALF", half(cache.shape.float))
+            .with("ROWS", rows as u32)
+            .with("QUERY_QUADS", STEP_QUADS as u32);
+        let grid = [blocks as u32, key_heads as u32, (splits * chunks) as u32];
+        let gates = gate.map_or(*q, |gate| gate.x).buffer();
+        let inputs = [q.buffer(), more.unwrap_or(q).buffer(), cache.keys(), value_plane];
+        let [q, more, keys, values] = inputs;
+        if splits == 1 {
+            self.run(&variant, &[q, more, keys, values, gates, y.buffer()], &numbers, grid);
+            return Ok(true);
+        }
+        let partial = self.pool.take(4 * (splits * spec.heads * (value_width + 2)) as u64)?;
+        self.run(&variant, &[q, more, keys, values, gates, &partial], &numbers, grid);
+        self.merge(queries, &partial, span, splits, y);
+        Ok(true)
+    }
+
+    /// The core of an attention layer for one token whose projections lie in one buffer: heads in one dispatch, then attention with its
+    /// gate. `None` where that is not so, or heads do not fit.
+    pub(crate) fn attention_step(
+        &self,
+        q: &Tensor,
+        kv: Option<&[Tensor; 2]>,
+        weights: &AttentionWeights<Gpu>,
+        batch: &Batch<Gpu>,
+        cache: &mut KvCache,
+        spec: &Attention,
+    ) -> Result<Option<Tensor>> {
+        let (AttentionWeights { q_norm, rope, eps, gated, .. }, [span]) = (weights, batch.spans()) else {
+            return Ok(None);
+        };
+        let KvShape { heads: key_heads, key_dim, value_dim, float, .. } = cache.shape;
+        let place = |x: &Tensor| q.buffer().distance_to(x.buffer()).map(|bytes| bytes as usize / 4);
+        let (Some([k, v]), Some(own)) = (kv, &weights.key_value) else { return Ok(None) };
+        let (Some(k_at), Some(v_at)) = (place(k), place(v)) else { return Ok(None) };
+        let words = cache.words(key_dim).is_multiple_of(4) && cache.words(value_dim).is_multiple_of(4);
+        let fits =
+            key_dim.max(value_dim) <= WIDEST_HEAD && key_dim.div_ceil(4) <= STEP_QUADS && value_dim > 0;
+        if q.shape().rows != 1 || !words || !fits {
+            return Ok(None);
+        }
+        self.reserve(cache, 1)?;
+        let stride = q.shape().cols / spec.heads;
+        let turned = self.tensor(1, spec.heads * key_dim)?;
+        let (angles, first_angle) = self.angles_of(rope, batch)?;
+        let variant = Variant::new(&kernels::HEADS_STEP, 128).with("HALF", half(float));
+        let interleaved = usize::from(rope.interleaved());
+        let slot = span.position % cache.slots();
+        let mut numbers = [
+            spec.heads,
+            key_heads,
+            key_dim,
+            stride,
+            value_dim,
+            k_at,
+            v_at,
+            cache.words(key_dim),
+            cache.words(value_dim),
+            slot,
+            rope.rotary_dim() / 2,
+            first_angle,
+            interleaved,
+            usize::from(own.norm_values),
+        ]
+        .map(|n| n as u32)
+        .to_vec();
+        numbers.push(eps.to_bits());
+        let values = cache.values().expect("values have a width");
+        let buffers = [
+            q.buffer(),
+            q_norm.buffer(),
+            own.k_norm.buffer(),
+            &angles,
+            turned.buffer(),
+            cache.keys(),
+            values,
+        ];
+        self.run(&variant, &buffers, &numbers, [(spec.heads + 2 * key_heads) as u32, 1, 1]);
+        cache.advance(1);
+        let y = self.tensor(1, spec.heads * value_dim)?;
+        let gate = gated.then_some(HeadGate { x: q, stride, offset: key_dim });
+        let queries = Queries { q: &turned, more: None, spec: *spec, value_width: value_dim, gate };
+        self.attend(&queries, span, cache, &y)?;
+        Ok(Some(y))
+    }
+
+    /// Queries and latent of one token on their way to latent attention: the queries' parts without and with a position, the latent in its
+    /// cache.
+    pub(crate) fn latent_step(
+        &self,
+        [q, kv]: [&Tensor; 2],
+        weights: &LatentWeights<Gpu>,
+        batch: &Batch<Gpu>,
+        span: &Span,
+        cache: &mut KvCache,
+        heads: usize,
+    ) -> Result<[Tensor; 2]> {
+        let (rank, pe, nope) = (weights.norm.shape().cols, weights.rope.rotary_dim(), weights.nope);
+        self.reserve(cache, 1)?;
+        let parts = [self.tensor(1, heads * nope)?, self.tensor(1, heads * pe)?];
+        let (angles, first_angle) = self.angles_of(&weights.rope, batch)?;
+        let variant = Variant::new(&kernels::LATENT_STEP, 128).with("HALF", half(cache.shape.float));
+        let slot = span.position % cache.slots();
+        let interleaved = usize::from(weights.rope.interleaved());
+        let words = cache.words(rank + pe);
+        let mut numbers =
+            [heads, nope, pe, rank, words, slot, first_angle, interleaved].map(|n| n as u32).to_vec();
+        numbers.push(weights.eps.to_bits());
+        let [q, kv, norm, plain, turned] = [q, kv, &weights.norm, &parts[0], &parts[1]].map(Tensor::buffer);
+        let buffers = [q, kv, norm, &angles, plain, turned, cache.keys()];
+        self.run(&variant, &buffers, &numbers, [heads as u32 + 1, 1, 1]);
+        cache.advance(1);
+        Ok(parts)
     }
 }

@@ -18,6 +18,9 @@ const CHUNK: usize = 16;
 const CHUNK_WORDS: usize = 2 * CHUNK * CHUNK + 2 * CHUNK;
 const WIDEST: usize = 128;
 
+/// Threads of a row of the state in a step of one token.
+const STEP_LANES: usize = 16;
+
 /// Most tokens that one thread takes through the convolution.
 const FEW: usize = 4;
 
@@ -103,6 +106,34 @@ impl Gpu {
         let buffers = [qkv.buffer(), chunks.buffer(), &state.matrices, y.buffer()];
         self.run(&Variant::new(&kernels::GDN_SCAN, THREADS), &buffers, &numbers, by_rows(shape));
         Ok(())
+    }
+
+    /// A whole step of one token whose projections lie in one buffer; `None` where that is not so, or a head does not fit.
+    pub(crate) fn gdn_step(
+        &self,
+        [qkv, a, b]: [&Tensor; 3],
+        weights: &GdnWeights<Tensor>,
+        state: &mut Recurrent,
+    ) -> Result<Option<Tensor>> {
+        let GdnShape { key_heads, value_heads, key_dim, value_dim, kernel } = weights.shape;
+        let place = |x: &Tensor| qkv.buffer().distance_to(x.buffer()).map(|bytes| bytes as usize / 4);
+        let (Some(a_at), Some(b_at)) = (place(a), place(b)) else { return Ok(None) };
+        if qkv.shape().rows != 1 || key_dim > WIDEST || !key_dim.is_multiple_of(4) {
+            return Ok(None);
+        }
+        let y = self.tensor(1, weights.shape.value_total())?;
+        let variant = Variant::new(&kernels::GDN_STEP, THREADS)
+            .with("LANES", STEP_LANES as u32)
+            .with("QUADS", key_dim.div_ceil(4 * STEP_LANES).next_power_of_two() as u32);
+        let numbers = [key_heads, value_heads, key_dim, value_dim, kernel, a_at, b_at].map(|n| n as u32);
+        let [qkv, conv, a_log, dt_bias] =
+            [qkv, &weights.conv, &weights.a_log, &weights.dt_bias].map(Tensor::buffer);
+        let Recurrent { window, next_window, matrices, .. } = &*state;
+        let buffers = [qkv, conv, a_log, dt_bias, window, next_window, matrices, y.buffer()];
+        let rows = THREADS as usize / STEP_LANES;
+        self.run(&variant, &buffers, &numbers, [value_dim.div_ceil(rows) as u32, value_heads as u32, 1]);
+        std::mem::swap(&mut state.window, &mut state.next_window);
+        Ok(Some(y))
     }
 
     pub(crate) fn gdn_of(

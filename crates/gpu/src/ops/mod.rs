@@ -7,6 +7,7 @@ pub(crate) mod layout;
 pub(crate) mod norm;
 pub(crate) mod product;
 pub(crate) mod rope;
+pub(crate) mod rounded;
 pub(crate) mod route;
 pub(crate) mod top;
 

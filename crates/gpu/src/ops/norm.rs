@@ -88,4 +88,19 @@ impl Gpu {
         self.run(&by_row(&kernels::COMBINE_NORM, cols), &buffers, &numbers, folded(rows));
         Ok(y)
     }
+
+    pub(crate) fn combine_norm_add_of(
+        &self,
+        [r, a, b]: [&Tensor; 3],
+        [wa, wb, w]: [&Tensor; 3],
+        eps: f32,
+        factor: f32,
+    ) -> Result<Tensor> {
+        let Shape { rows, cols } = a.shape();
+        let y = self.tensor(rows, cols)?;
+        let buffers = [r, a, b, wa, wb, w, &y].map(Tensor::buffer);
+        let numbers = [cols as u32, rows as u32, eps.to_bits(), factor.to_bits()];
+        self.run(&by_row(&kernels::COMBINE_NORM_ADD, cols), &buffers, &numbers, folded(rows));
+        Ok(y)
+    }
 }

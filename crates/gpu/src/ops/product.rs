@@ -1,8 +1,12 @@
 //! Products with weights.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use ::backend::{Activation, Batch, Handle, Result, Shape};
 
 use super::elementwise::number;
+use super::rounded::{Besides, Prepared};
 use super::route::Routes;
 use super::{by_item, each, folded};
 use crate::pool::Buffer;
@@ -100,18 +104,40 @@ impl Gpu {
         weight: &Matrix,
         residual: Option<&Tensor>,
     ) -> Result<Tensor> {
+        let rows = weight.first..weight.first + weight.rows;
+        self.product_with(input, &weight.stack, rows, weight.bias.as_ref(), residual)
+    }
+
+    /// The product with rows `rows` of a stack.
+    pub(crate) fn product_with(
+        &self,
+        input: &Input<'_>,
+        stack: &Stack,
+        rows: Range<usize>,
+        bias: Option<&Tensor>,
+        residual: Option<&Tensor>,
+    ) -> Result<Tensor> {
         let x = input.x;
-        let (n, out, stack) = (x.shape().rows, weight.rows, &weight.stack);
+        if self.rounds(x.shape().rows, stack) {
+            let besides = Besides { bias, residual, glu: None };
+            return self.rounded_product(&Prepared::Plain(x), stack, rows, &besides);
+        }
+        let (n, out) = (x.shape().rows, rows.len());
         let y = self.tensor(n, out)?;
-        let has = [weight.bias.is_some(), residual.is_some()].map(usize::from);
-        let bias = weight.bias.as_ref().unwrap_or(x).buffer();
+        let has = [bias.is_some(), residual.is_some()].map(usize::from);
+        let bias = bias.unwrap_or(x).buffer();
         let residual = residual.unwrap_or(x).buffer();
         for part in &stack.parts {
-            let numbers = chain(stack, [part.rows.len(), part.rows.start, n, out, has[0], has[1]]);
+            let here = rows.start.max(part.rows.start)..rows.end.min(part.rows.end);
+            if here.is_empty() {
+                continue;
+            }
+            let (first, skip) = (here.start - rows.start, here.start - part.rows.start);
+            let numbers = chain(stack, [here.len(), first, n, out, has[0], has[1], skip]);
             let inputs = [&part.codes, &part.scales, x.buffer(), bias, residual];
             let [codes, scales, x, bias, residual] = inputs;
             let grid = |rows: usize, tokens: usize| {
-                let [across, down, _] = folded(part.rows.len().div_ceil(rows));
+                let [across, down, _] = folded(here.len().div_ceil(rows));
                 [across, down, n.div_ceil(tokens) as u32]
             };
             if n <= FEW {
@@ -127,6 +153,40 @@ impl Gpu {
             }
         }
         Ok(y)
+    }
+
+    /// `y_m[t] = W_m x[t]`, one token's products with neighbours in a stack in one go.
+    pub(crate) fn products<const N: usize>(
+        &self,
+        input: &Prepared<'_>,
+        weights: [&Matrix; N],
+    ) -> Result<[Tensor; N]> {
+        let (x, norm) = match input {
+            Prepared::Plain(x) => (*x, None),
+            Prepared::Norm(x, norm) => (*x, Some(norm)),
+            Prepared::GatedNorm(..) => unreachable!("leads to one product"),
+        };
+        let together = neighbours(weights).filter(|_| x.shape().rows == 1);
+        let [first, ..] = weights.as_slice() else { unreachable!("at least one matrix") };
+        if let Some(rows) = &together
+            && self.prepares(input, &first.stack)
+        {
+            let besides = Besides { bias: first.bias.as_ref(), ..Besides::default() };
+            let y = self.rounded_product(input, &first.stack, rows.clone(), &besides)?;
+            return Ok(parts_of(&y, weights));
+        }
+        let normed =
+            norm.map(|norm| self.rms_norm_of(x, Some(norm.w), x.shape().cols, norm.eps)).transpose()?;
+        let input = self.input(normed.as_ref().unwrap_or(x))?;
+        if let Some(rows) = together {
+            let y = self.product_with(&input, &first.stack, rows, first.bias.as_ref(), None)?;
+            return Ok(parts_of(&y, weights));
+        }
+        let mut products = Vec::with_capacity(N);
+        for w in weights {
+            products.push(self.product(&input, w, None)?);
+        }
+        products.try_into().map_err(|_| unreachable!("as many products as weights"))
     }
 
     pub(crate) fn head_product(&self, x: &Tensor, weights: &HeadMatrices, shape: Shape) -> Result<Tensor> {
@@ -187,7 +247,7 @@ impl Gpu {
     ) -> Result<Tensor> {
         let tokens = routes.tokens;
         // Tiles pay once an expert has several tokens.
-        if tokens * routes.top_k >= 2 * weights.count && tokens > FEW {
+        if tokens * routes.top_k >= 2 * weights.matrices() && tokens > FEW {
             return self.experts_of_many(x, routes, weights, activation);
         }
         let hidden = match &weights.up {
@@ -227,7 +287,7 @@ impl Gpu {
         weights: &Experts,
         activation: Activation,
     ) -> Result<Tensor> {
-        let (tokens, pairs, experts) = (routes.tokens, routes.tokens * routes.top_k, weights.count);
+        let (tokens, pairs, experts) = (routes.tokens, routes.tokens * routes.top_k, weights.matrices());
         let share = share(pairs.div_ceil(experts));
         // Every expert may leave a tile that is not full.
         let tiles = pairs / (16 * share) + experts;
@@ -258,7 +318,7 @@ impl Gpu {
         let z = self.tiled(&hidden, &weights.down, [rows, pairs, 1], None, &groups)?;
         let y = self.tensor(tokens, rows)?;
         let numbers = [tokens * rows, rows, k].map(|n| n as u32);
-        let buffers = [z.buffer(), &*routes.weights, y.buffer()];
+        let buffers = [z.buffer(), &routes.weights, y.buffer()];
         self.run_each(&each(&kernels::WEIGHTED_SUM), &buffers, &numbers, tokens * rows);
         Ok(y)
     }
@@ -288,6 +348,23 @@ impl Gpu {
         }
         Ok(h)
     }
+}
+
+/// The rows of a stack that some matrices are, if they are neighbours in one.
+pub(crate) fn neighbours<const N: usize>(weights: [&Matrix; N]) -> Option<Range<usize>> {
+    let (first, last) = (weights.first()?, weights.last()?);
+    let follow =
+        |pair: &[&Matrix]| Arc::ptr_eq(&pair[0].stack, &pair[1].stack) && pair[0].first < pair[1].first;
+    weights.windows(2).all(follow).then(|| first.first..last.first + last.rows)
+}
+
+/// What of one token's product with neighbours is each one's.
+fn parts_of<const N: usize>(y: &Tensor, weights: [&Matrix; N]) -> [Tensor; N] {
+    let first = weights.first().map_or(0, |w| w.first);
+    weights.map(|w| {
+        let shape = Shape { rows: 1, cols: w.rows };
+        Tensor::new(shape, y.buffer().behind(4 * (w.first - first) as u64))
+    })
 }
 
 /// Rows of inputs, and what they are divided by before they are rounded to halves, where they are.

@@ -17,6 +17,11 @@ impl Rope {
     pub(crate) fn rotary_dim(&self) -> usize {
         self.0.rotary_dim()
     }
+
+    /// Whether pairs are neighbours.
+    pub(crate) fn interleaved(&self) -> bool {
+        self.0.pairing == Pairing::Interleaved
+    }
 }
 
 /// The rotary embeddings in use.
@@ -75,6 +80,20 @@ impl Gpu {
         Ok(Positions { tokens: ids, angles, places })
     }
 
+    /// Where a batch's angles of an embedding are, in pairs of numbers.
+    pub(crate) fn angles_of(&self, rope: &Rope, batch: &Batch<Self>) -> Result<(Buffer, usize)> {
+        let data = batch.data();
+        if let Some((_, first)) = data.places.iter().find(|(spec, _)| Arc::ptr_eq(spec, &rope.0)) {
+            return Ok((data.angles.clone(), *first));
+        }
+        // Made after the batch.
+        let mut values = Vec::new();
+        push_angles(&rope.0, batch.spans(), &mut values);
+        let late = self.pool.take(4 * values.len() as u64)?;
+        self.recorder.write(&late, bytemuck::cast_slice(&values));
+        Ok((late, 0))
+    }
+
     pub(crate) fn rope_of(
         &self,
         x: &Tensor,
@@ -84,22 +103,10 @@ impl Gpu {
     ) -> Result<Tensor> {
         let Shape { rows, cols } = x.shape();
         let y = self.tensor(rows, cols)?;
-        let known = batch.data().places.iter().find(|(spec, _)| Arc::ptr_eq(spec, &rope.0));
-        let late;
-        let (angles, first) = match known {
-            Some((_, first)) => (&batch.data().angles, *first),
-            None => {
-                // Made after the batch.
-                let mut values = Vec::new();
-                push_angles(&rope.0, batch.spans(), &mut values);
-                late = self.pool.take(4 * values.len() as u64)?;
-                self.recorder.write(&late, bytemuck::cast_slice(&values));
-                (&late, 0)
-            }
-        };
-        let interleaved = usize::from(rope.0.pairing == Pairing::Interleaved);
+        let (angles, first) = self.angles_of(rope, batch)?;
+        let interleaved = usize::from(rope.interleaved());
         let numbers = [rows * cols, cols, width, rope.0.inv_freq.len(), first, interleaved].map(|n| n as u32);
-        self.run_each(&each(&kernels::ROPE), &[x.buffer(), angles, y.buffer()], &numbers, rows * cols);
+        self.run_each(&each(&kernels::ROPE), &[x.buffer(), &angles, y.buffer()], &numbers, rows * cols);
         Ok(y)
     }
 }

@@ -13,7 +13,7 @@ fn tile_input(i: u32) -> u32 {
 fn main(place: Place) {
     let first_row = folded(place) * TILE_ROWS;
     first_token = place.workgroup.z * TILE_TOKENS;
-    multiply_tile(first_row, params.rows, place);
+    multiply_tile(params.skip + first_row, params.skip + params.rows, place);
     for (var j = 0u; j < SHARE; j++) {
         let token = first_token + place.thread % 16u + 16u * j;
         for (var k = 0u; k < 4u; k++) {

@@ -18,7 +18,7 @@ fn main(place: Place) {
             sums[t] = sum8(inputs[t]);
         }
         for (var r = 0u; r < ROWS; r++) {
-            let at = min(row + r, params.rows - 1u);
+            let at = params.skip + min(row + r, params.rows - 1u);
             let values = codes8(at, i);
             let s = scale(at, i);
             for (var t = 0u; t < TOKENS; t++) {

@@ -9,6 +9,9 @@ struct Params {
     kept: u32,
     renormalise: u32,
     scaling: f32,
+    // As in route_softmax.
+    row: u32,
+    slots: u32,
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
@@ -28,7 +31,7 @@ fn score(start: u32, e: u32) -> f32 {
 fn expert_key(token: u32, e: u32) -> u32 {
     let group = e / (params.experts / params.groups);
     let kept = params.groups == 1u || group_ranks[token * params.groups + group] < params.kept;
-    return select(0u, max(key_of(score(token * params.experts, e), 1u), 1u), kept);
+    return select(0u, max(key_of(score(token * params.row, e), 1u), 1u), kept);
 }
 
 @compute @workgroup_size(THREADS)
@@ -37,7 +40,7 @@ fn main(place: Place) {
     if token >= params.tokens {
         return;
     }
-    let start = token * params.experts;
+    let start = token * params.row;
     let size = params.experts / params.groups;
     let first_group = token * params.groups;
     if params.groups > 1u {
@@ -71,7 +74,7 @@ fn main(place: Place) {
         let own = expert_key(token, min(e, params.experts - 1u));
         let rank = rank_of(token, e, own, params.experts, place);
         if e < params.experts && own > 0u && rank < params.top_k {
-            ids[token * params.top_k + rank] = e;
+            ids[token * params.slots + rank] = e;
         }
     }
     storageBarrier();
@@ -79,13 +82,18 @@ fn main(place: Place) {
     if place.thread == 0u {
         var sum = 0.0;
         for (var k = 0u; k < params.top_k; k++) {
-            sum += sigmoid(logits[start + ids[token * params.top_k + k]]);
+            sum += sigmoid(logits[start + ids[token * params.slots + k]]);
         }
         // The crumb keeps sigmoids that have all underflowed at zero.
         let factor = params.scaling / select(1.0, sum + 1e-20, params.renormalise != 0u);
         for (var k = 0u; k < params.top_k; k++) {
-            let at = token * params.top_k + k;
+            let at = token * params.slots + k;
             weights[at] = sigmoid(logits[start + ids[at]]) * factor;
+        }
+        if params.slots > params.top_k {
+            let at = token * params.slots + params.top_k;
+            ids[at] = params.experts;
+            weights[at] = select(1.0, sigmoid(logits[start + min(params.experts, params.row - 1u)]), params.row > params.experts);
         }
     }
 }

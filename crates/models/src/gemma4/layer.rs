@@ -1,29 +1,30 @@
 //! One Gemma 4 layer.
 
-use backend::{Activation, Attention as Spec, Backend, Batch, Factor, Mask};
+use backend::{
+    Activation, Attention as Spec, AttentionWeights, Backend, Batch, Factor, KeyValueNorms, Mask, MoeWeights,
+    Norm, Routing,
+};
 
 use super::config::{AttentionConfig, Config, MoeConfig};
 use crate::Result;
 use crate::layers::Mlp;
 use crate::loader::{ExpertNames, ExpertShape, Loader};
 
-/// Keys and values of a layer that has its own.
-struct KeyValue<B: Backend> {
-    k_proj: B::Matrix,
-    /// Absent where values are the keys.
-    v_proj: Option<B::Matrix>,
-    k_norm: B::Tensor,
+/// From a layer's input to its queries and, where it has its own, keys and values.
+enum Projections<B: Backend> {
+    /// Queries; keys and values are an earlier layer's.
+    Q(B::Matrix),
+    /// Queries and keys, which are values too.
+    Qk([B::Matrix; 2]),
+    Qkv([B::Matrix; 3]),
 }
 
 /// Attention with normalised queries, keys and values, over its own cache or an earlier layer's.
 struct Attention<B: Backend> {
     config: AttentionConfig,
-    eps: f32,
-    q_proj: B::Matrix,
+    projections: Projections<B>,
+    core: AttentionWeights<B>,
     o_proj: B::Matrix,
-    q_norm: B::Tensor,
-    key_value: Option<KeyValue<B>>,
-    rope: B::Rope,
 }
 
 impl<B: Backend> Attention<B> {
@@ -35,69 +36,64 @@ impl<B: Backend> Attention<B> {
         own: bool,
     ) -> Result<Self> {
         let AttentionConfig { heads, kv_heads, head_dim, keys_are_values, .. } = *config;
+        let (q, k) = (("q_proj", heads * head_dim), ("k_proj", kv_heads * head_dim));
+        let projections = match (own, keys_are_values) {
+            (false, _) => Projections::Q(loader.matrix(q.0, q.1, hidden)?),
+            (true, true) => Projections::Qk(loader.matrices([q, k], hidden)?),
+            (true, false) => Projections::Qkv(loader.matrices([q, k, ("v_proj", k.1)], hidden)?),
+        };
         let key_value = || {
-            Ok::<_, crate::Error>(KeyValue {
-                k_proj: loader.matrix("k_proj", kv_heads * head_dim, hidden)?,
-                v_proj: match keys_are_values {
-                    true => None,
-                    false => Some(loader.matrix("v_proj", kv_heads * head_dim, hidden)?),
-                },
-                k_norm: loader.norm("k_norm", head_dim)?,
-            })
+            let k_norm = loader.norm("k_norm", head_dim)?;
+            Ok::<_, crate::Error>(KeyValueNorms { heads: kv_heads, k_norm, norm_values: true })
         };
         Ok(Self {
-            q_proj: loader.matrix("q_proj", heads * head_dim, hidden)?,
+            projections,
+            core: AttentionWeights {
+                q_norm: loader.norm("q_norm", head_dim)?,
+                key_value: own.then(key_value).transpose()?,
+                rope: loader.backend.rope_table(&config.rope)?,
+                eps,
+                gated: false,
+            },
             o_proj: loader.matrix("o_proj", hidden, heads * head_dim)?,
-            q_norm: loader.norm("q_norm", head_dim)?,
-            key_value: own.then(key_value).transpose()?,
-            rope: loader.backend.rope_table(&config.rope)?,
             config: config.clone(),
-            eps,
         })
     }
 
+    /// `f(norm(h))`
     fn forward(
         &self,
         b: &B,
-        x: &B::Tensor,
+        h: &B::Tensor,
+        norm: Norm<'_, B::Tensor>,
         batch: &Batch<B>,
         mut caches: Vec<&mut B::KvCache>,
     ) -> Result<B::Tensor> {
-        let AttentionConfig { heads, kv_heads, window, .. } = self.config;
-        let (q, k, v) = match &self.key_value {
-            Some(KeyValue { k_proj, v_proj: Some(v_proj), .. }) => {
-                let [q, k, v] = b.matmuls(x, [&self.q_proj, k_proj, v_proj])?;
-                (q, Some(k), Some(v))
+        let AttentionConfig { heads, window, .. } = self.config;
+        let (q, kv) = match &self.projections {
+            Projections::Q(q) => {
+                let [q] = b.norm_matmuls(h, norm, [q])?;
+                (q, None)
             }
-            Some(KeyValue { k_proj, v_proj: None, .. }) => {
-                let [q, k] = b.matmuls(x, [&self.q_proj, k_proj])?;
-                (q, Some(k.clone()), Some(k))
+            Projections::Qk(matrices) => {
+                let [q, k] = b.norm_matmuls(h, norm, matrices.each_ref())?;
+                (q, Some([k.clone(), k]))
             }
-            None => (b.matmul(x, &self.q_proj)?, None, None),
+            Projections::Qkv(matrices) => {
+                let [q, k, v] = b.norm_matmuls(h, norm, matrices.each_ref())?;
+                (q, Some([k, v]))
+            }
         };
-        if let (Some(own), Some(k), Some(v)) = (&self.key_value, k, v) {
-            let k = b.rms_norm_heads(k, Some(&own.k_norm), kv_heads, self.eps)?;
-            let k = b.rope(k, batch, &self.rope, kv_heads)?;
-            let v = b.rms_norm_heads(v, None, kv_heads, self.eps)?;
-            b.kv_append(&k, &v, batch, &mut caches)?;
-        }
-        let q = b.rms_norm_heads(q, Some(&self.q_norm), heads, self.eps)?;
-        let q = b.rope(q, batch, &self.rope, heads)?;
-        let caches: Vec<&B::KvCache> = caches.into_iter().map(|c| &*c).collect();
         let mask = window.map_or(Mask::Causal, Mask::Window);
-        let y = b.attention(&q, batch, &caches, &Spec { heads, scale: 1.0, mask, soft_cap: None })?;
+        let spec = Spec { heads, scale: 1.0, mask, soft_cap: None };
+        let y = b.self_attention(q, kv, &self.core, batch, &mut caches, &spec)?;
         Ok(b.matmul(&y, &self.o_proj)?)
     }
 }
 
 /// The routed half of a layer.
 struct Moe<B: Backend> {
-    top_k: usize,
-    /// The router's scale times `d^-0.5`.
-    router_norm: B::Tensor,
-    router: B::Matrix,
-    per_expert_scale: B::Tensor,
-    experts: B::Experts,
+    weights: MoeWeights<B>,
     pre_norm: B::Tensor,
     post_norm: B::Tensor,
     dense_post_norm: B::Tensor,
@@ -109,41 +105,23 @@ impl<B: Backend> Moe<B> {
     fn load(loader: &Loader<'_, B>, config: &MoeConfig, hidden: usize) -> Result<Self> {
         let MoeConfig { experts, top_k, width } = *config;
         let router = loader.at("router");
+        // The router's scale times `d^-0.5` is the weight of its norm.
         let mut scale = router.values("scale", &[hidden])?;
         scale.iter_mut().for_each(|s| *s *= (hidden as f32).powf(-0.5));
+        let shape = ExpertShape { count: experts, per_token: top_k, width, hidden };
         Ok(Self {
-            top_k,
-            router_norm: loader.backend.upload(1, hidden, &scale)?,
-            router: router.matrix("proj", experts, hidden)?,
-            per_expert_scale: router.vector("per_expert_scale", experts)?,
-            experts: loader
-                .experts(&EXPERTS, &ExpertShape { count: experts, per_token: top_k, width, hidden })?,
+            weights: MoeWeights {
+                router: router.matrix("proj", experts, hidden)?,
+                router_norm: Some(loader.backend.upload(1, hidden, &scale)?),
+                shared_gate: None,
+                routing: Routing::SoftmaxScaled { top_k, scale: router.vector("per_expert_scale", experts)? },
+                experts: loader.experts(&EXPERTS, &shape, None)?,
+                activation: Activation::GeluTanh,
+            },
             pre_norm: loader.norm("pre_feedforward_layernorm_2", hidden)?,
             post_norm: loader.norm("post_feedforward_layernorm_2", hidden)?,
             dense_post_norm: loader.norm("post_feedforward_layernorm_1", hidden)?,
         })
-    }
-
-    /// The experts of `h`, or, where `h` is only like what will come, a guess; they can begin to be read.
-    fn route(&self, b: &B, h: &B::Tensor, eps: f32, guess: bool) -> Result<B::Routes> {
-        let logits = b.matmul(&b.rms_norm(h, Some(&self.router_norm), eps)?, &self.router)?;
-        let routes = b.route_softmax_scaled(&logits, self.top_k, &self.per_expert_scale)?;
-        b.expect_experts(&routes, &self.experts, guess);
-        Ok(routes)
-    }
-
-    /// The routed part of `h`, beside the dense unit's output.
-    fn forward(
-        &self,
-        b: &B,
-        h: &B::Tensor,
-        routes: &B::Routes,
-        dense: &B::Tensor,
-        eps: f32,
-    ) -> Result<B::Tensor> {
-        let x = b.rms_norm(h, Some(&self.pre_norm), eps)?;
-        let routed = b.experts(&x, routes, &self.experts, Activation::GeluTanh)?;
-        Ok(b.combine_norm(dense, &self.dense_post_norm, &routed, &self.post_norm, eps)?)
     }
 }
 
@@ -202,28 +180,27 @@ impl<B: Backend> Layer<B> {
         batch: &Batch<B>,
         caches: Vec<&mut B::KvCache>,
     ) -> Result<B::Tensor> {
-        if b.reads_experts()
-            && let Some(moe) = &self.moe
-        {
-            moe.route(b, &h, self.eps, true)?;
+        let eps = self.eps;
+        if let Some(moe) = &self.moe {
+            b.expect_moe(&h, Norm { w: &moe.pre_norm, eps }, &moe.weights)?;
         }
-        let x = b.rms_norm(&h, Some(&self.input_norm), self.eps)?;
-        let x = self.attention.forward(b, &x, batch, caches)?;
-        let h = b.norm_add(&h, &x, &self.post_attention_norm, self.eps, Factor::One)?;
+        let x = self.attention.forward(b, &h, Norm { w: &self.input_norm, eps }, batch, caches)?;
+        let h = b.norm_add(&h, &x, &self.post_attention_norm, eps, Factor::One)?;
 
-        let routes = self.moe.as_ref().map(|moe| moe.route(b, &h, self.eps, false)).transpose()?;
-        let x = b.rms_norm(&h, Some(&self.pre_norm), self.eps)?;
-        let mut x = self.mlp.forward(b, &x)?;
-        if let (Some(moe), Some(routes)) = (&self.moe, &routes) {
-            x = moe.forward(b, &h, routes, &x, self.eps)?;
-        }
-        let scalar = Factor::Scalar(self.scalar);
-        let (Some(own), Some(input)) = (&self.layer_input, input) else {
-            return Ok(b.norm_add(&h, &x, &self.post_norm, self.eps, scalar)?);
+        let own_input = self.layer_input.as_ref().zip(input);
+        let factor = if own_input.is_some() { Factor::One } else { Factor::Scalar(self.scalar) };
+        let dense = self.mlp.forward(b, &h, Norm { w: &self.pre_norm, eps })?;
+        let h = match &self.moe {
+            Some(Moe { weights, pre_norm, post_norm, dense_post_norm }) => {
+                let routed = b.moe(&h, Norm { w: pre_norm, eps }, weights, false)?;
+                let norms = [dense_post_norm, post_norm, &self.post_norm];
+                b.combine_norm_add(&h, [&dense, &routed], norms, eps, factor)?
+            }
+            None => b.norm_add(&h, &dense, &self.post_norm, eps, factor)?,
         };
-        let h = b.norm_add(&h, &x, &self.post_norm, self.eps, Factor::One)?;
+        let Some((own, input)) = own_input else { return Ok(h) };
         let x = b.glu(b.matmul(&h, &own.gate)?, &input, Activation::GeluTanh)?;
         let x = b.matmul(&x, &own.projection)?;
-        Ok(b.norm_add(&h, &x, &own.norm, self.eps, scalar)?)
+        Ok(b.norm_add(&h, &x, &own.norm, eps, Factor::Scalar(self.scalar))?)
     }
 }

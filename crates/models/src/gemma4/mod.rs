@@ -4,7 +4,7 @@
 mod config;
 mod layer;
 
-use backend::{Backend, Batch, CacheFloat, Factor, KvShape};
+use backend::{Backend, Batch, CacheFloat, Factor, KvShape, Norm};
 use checkpoint::Checkpoint;
 
 use crate::Result;
@@ -72,11 +72,12 @@ impl<B: Backend> Network<B> for Gemma<B> {
             };
             h = layer.forward(b, h, input, batch, state::caches(states, self.cache_of[i]))?;
         }
-        Ok(b.rms_norm(&h, Some(&self.norm), self.config.eps)?)
+        Ok(h)
     }
 
     fn logits(&self, b: &B, hidden: &B::Tensor) -> Result<B::Tensor> {
-        let logits = b.matmul(hidden, self.lm_head.as_ref().unwrap_or(&self.embed_tokens))?;
+        let norm = Norm { w: &self.norm, eps: self.config.eps };
+        let [logits] = b.norm_matmuls(hidden, norm, [self.lm_head.as_ref().unwrap_or(&self.embed_tokens)])?;
         Ok(match self.config.soft_cap {
             Some(cap) => b.soft_cap(logits, cap)?,
             None => logits,

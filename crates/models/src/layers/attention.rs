@@ -1,6 +1,9 @@
 //! Grouped-query attention with normalised queries and keys, rotary positions, and an optional output gate.
 
-use backend::{Attention as Spec, Backend, Batch, CacheFloat, KvShape, Mask, Pairing, RopeSpec};
+use backend::{
+    Attention as Spec, AttentionWeights, Backend, Batch, CacheFloat, KeyValueNorms, KvShape, Mask, Norm,
+    Pairing, RopeSpec,
+};
 
 use super::DecoderConfig;
 use crate::Result;
@@ -61,27 +64,32 @@ impl AttentionConfig {
 /// One attention layer.
 pub(crate) struct Attention<B: Backend> {
     config: AttentionConfig,
-    q_proj: B::Matrix,
-    k_proj: B::Matrix,
-    v_proj: B::Matrix,
+    /// Queries, keys, values.
+    projections: [B::Matrix; 3],
+    core: AttentionWeights<B>,
     o_proj: B::Matrix,
-    q_norm: B::Tensor,
-    k_norm: B::Tensor,
-    rope: B::Rope,
 }
 
 impl<B: Backend> Attention<B> {
     pub fn load(loader: &Loader<'_, B>, config: &AttentionConfig) -> Result<Self> {
         let AttentionConfig { hidden, heads, kv_heads, head_dim, gated, .. } = *config;
         let q_rows = heads * head_dim * if gated { 2 } else { 1 };
+        let kv_rows = kv_heads * head_dim;
+        let names = [("q_proj", q_rows), ("k_proj", kv_rows), ("v_proj", kv_rows)];
         Ok(Self {
-            q_proj: loader.matrix("q_proj", q_rows, hidden)?,
-            k_proj: loader.matrix("k_proj", kv_heads * head_dim, hidden)?,
-            v_proj: loader.matrix("v_proj", kv_heads * head_dim, hidden)?,
+            projections: loader.matrices(names, hidden)?,
             o_proj: loader.matrix("o_proj", hidden, heads * head_dim)?,
-            q_norm: loader.norm("q_norm", head_dim)?,
-            k_norm: loader.norm("k_norm", head_dim)?,
-            rope: loader.backend.rope_table(&config.rope)?,
+            core: AttentionWeights {
+                q_norm: loader.norm("q_norm", head_dim)?,
+                key_value: Some(KeyValueNorms {
+                    heads: kv_heads,
+                    k_norm: loader.norm("k_norm", head_dim)?,
+                    norm_values: false,
+                }),
+                rope: loader.backend.rope_table(&config.rope)?,
+                eps: config.eps,
+                gated,
+            },
             config: config.clone(),
         })
     }
@@ -91,33 +99,19 @@ impl<B: Backend> Attention<B> {
         KvShape { heads: kv_heads, key_dim: head_dim, value_dim: head_dim, float, window: None }
     }
 
-    /// `x [n, d]` to the layer's output `[n, d]`, before the residual.
+    /// `h [n, d]` to `h + f(norm(h))`.
     pub fn forward(
         &self,
         b: &B,
-        x: &B::Tensor,
+        h: B::Tensor,
+        norm: Norm<'_, B::Tensor>,
         batch: &Batch<B>,
         mut caches: Vec<&mut B::KvCache>,
     ) -> Result<B::Tensor> {
-        let AttentionConfig { heads, kv_heads, head_dim, gated, eps, .. } = self.config;
-        let [q, k, v] = b.matmuls(x, [&self.q_proj, &self.k_proj, &self.v_proj])?;
-        let (q, gate) = if gated {
-            let (q, gate) = b.split_heads(&q, heads, head_dim)?;
-            (q, Some(gate))
-        } else {
-            (q, None)
-        };
-        let q = b.rms_norm_heads(q, Some(&self.q_norm), heads, eps)?;
-        let k = b.rms_norm_heads(k, Some(&self.k_norm), kv_heads, eps)?;
-        let q = b.rope(q, batch, &self.rope, heads)?;
-        let k = b.rope(k, batch, &self.rope, kv_heads)?;
-        b.kv_append(&k, &v, batch, &mut caches)?;
-        let caches: Vec<&B::KvCache> = caches.into_iter().map(|c| &*c).collect();
+        let AttentionConfig { heads, head_dim, .. } = self.config;
+        let [q, k, v] = b.norm_matmuls(&h, norm, self.projections.each_ref())?;
         let spec = Spec { heads, scale: (head_dim as f32).powf(-0.5), mask: Mask::Causal, soft_cap: None };
-        let mut y = b.attention(&q, batch, &caches, &spec)?;
-        if let Some(gate) = gate {
-            y = b.sigmoid_gate(y, &gate)?;
-        }
-        Ok(b.matmul(&y, &self.o_proj)?)
+        let y = b.self_attention(q, Some([k, v]), &self.core, batch, &mut caches, &spec)?;
+        Ok(b.matmul_add(&y, &self.o_proj, h)?)
     }
 }

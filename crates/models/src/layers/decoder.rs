@@ -1,6 +1,6 @@
 //! The frame the Qwen and DeepSeek families share: embedding, pre-normed residual layers, final norm, head.
 
-use backend::{Backend, Batch, CacheFloat, Factor};
+use backend::{Backend, Batch, CacheFloat, Norm};
 
 use super::{Attention, FeedForward, GatedDelta, LatentAttention, MoeConfig};
 use crate::Result;
@@ -115,26 +115,27 @@ impl<B: Backend> Network<B> for Decoder<B> {
     fn forward(&self, b: &B, batch: &Batch<B>, states: &mut [&mut State<B>]) -> Result<B::Tensor> {
         let mut h = b.embed(&self.embed_tokens, batch, 1.0)?;
         for (i, layer) in self.layers.iter().enumerate() {
-            if b.reads_experts()
-                && let FeedForward::Sparse(moe) = &layer.feed_forward
-            {
-                // What the mixer adds seldom changes the first choices: they can be read while it runs.
-                moe.guess(b, &b.rms_norm(&h, Some(&layer.post_norm), self.eps)?)?;
+            if let FeedForward::Sparse(moe) = &layer.feed_forward {
+                // What the mixer adds seldom changes the first choices.
+                b.expect_moe(&h, Norm { w: &layer.post_norm, eps: self.eps }, moe)?;
             }
-            let x = b.rms_norm(&h, Some(&layer.input_norm), self.eps)?;
-            let mixed = match &layer.mixer {
-                Mixer::Attention(attention) => attention.forward(b, &x, batch, state::caches(states, i))?,
-                Mixer::Latent(attention) => attention.forward(b, &x, batch, state::caches(states, i))?,
-                Mixer::GatedDelta(delta) => delta.forward(b, &x, batch, state::recurrent(states, i))?,
+            let norm = Norm { w: &layer.input_norm, eps: self.eps };
+            h = match &layer.mixer {
+                Mixer::Attention(attention) => {
+                    attention.forward(b, h, norm, batch, state::caches(states, i))?
+                }
+                Mixer::Latent(attention) => attention.forward(b, h, norm, batch, state::caches(states, i))?,
+                Mixer::GatedDelta(delta) => delta.forward(b, h, norm, batch, state::recurrent(states, i))?,
             };
-            let (residual, x) = b.add_norm(&h, &mixed, &layer.post_norm, self.eps, Factor::One)?;
-            h = layer.feed_forward.forward(b, &x, residual)?;
+            h = layer.feed_forward.forward(b, h, Norm { w: &layer.post_norm, eps: self.eps })?;
         }
-        Ok(b.rms_norm(&h, Some(&self.norm), self.eps)?)
+        Ok(h)
     }
 
     fn logits(&self, b: &B, hidden: &B::Tensor) -> Result<B::Tensor> {
-        Ok(b.matmul(hidden, self.lm_head.as_ref().unwrap_or(&self.embed_tokens))?)
+        let norm = Norm { w: &self.norm, eps: self.eps };
+        let [logits] = b.norm_matmuls(hidden, norm, [self.lm_head.as_ref().unwrap_or(&self.embed_tokens)])?;
+        Ok(logits)
     }
 
     fn layer_shapes(&self, float: CacheFloat) -> Vec<LayerShape> {

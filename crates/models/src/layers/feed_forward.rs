@@ -1,6 +1,6 @@
 //! The second half of a layer: a gated unit, or routed experts beside a shared one.
 
-use backend::{Activation, Backend, GroupedSigmoid, Shared};
+use backend::{Activation, Backend, GroupedSigmoid, MoeWeights, Norm, Routing as Choice};
 
 use super::DecoderConfig;
 use crate::Result;
@@ -10,8 +10,7 @@ use crate::words::counted;
 
 /// `down(act(gate x) * up x)`
 pub(crate) struct Mlp<B: Backend> {
-    gate_proj: B::Matrix,
-    up_proj: B::Matrix,
+    gate_up: [B::Matrix; 2],
     down_proj: B::Matrix,
     activation: Activation,
 }
@@ -19,22 +18,22 @@ pub(crate) struct Mlp<B: Backend> {
 impl<B: Backend> Mlp<B> {
     pub fn load(loader: &Loader<'_, B>, hidden: usize, width: usize, activation: Activation) -> Result<Self> {
         Ok(Self {
-            gate_proj: loader.matrix("gate_proj", width, hidden)?,
-            up_proj: loader.matrix("up_proj", width, hidden)?,
+            gate_up: loader.matrices([("gate_proj", width), ("up_proj", width)], hidden)?,
             down_proj: loader.matrix("down_proj", hidden, width)?,
             activation,
         })
     }
 
-    pub fn forward(&self, b: &B, x: &B::Tensor) -> Result<B::Tensor> {
-        let hidden = b.gate_up(x, &self.gate_proj, &self.up_proj, self.activation)?;
+    /// `f(norm(h))`
+    pub fn forward(&self, b: &B, h: &B::Tensor, norm: Norm<'_, B::Tensor>) -> Result<B::Tensor> {
+        let hidden = b.norm_gate_up(h, norm, self.gate_up.each_ref(), self.activation)?;
         Ok(b.matmul(&hidden, &self.down_proj)?)
     }
 
-    /// `residual + f(x)`
-    fn forward_add(&self, b: &B, x: &B::Tensor, residual: B::Tensor) -> Result<B::Tensor> {
-        let hidden = b.gate_up(x, &self.gate_proj, &self.up_proj, self.activation)?;
-        Ok(b.matmul_add(&hidden, &self.down_proj, residual)?)
+    /// `h + f(norm(h))`
+    fn forward_add(&self, b: &B, h: B::Tensor, norm: Norm<'_, B::Tensor>) -> Result<B::Tensor> {
+        let hidden = b.norm_gate_up(&h, norm, self.gate_up.each_ref(), self.activation)?;
+        Ok(b.matmul_add(&hidden, &self.down_proj, h)?)
     }
 }
 
@@ -171,87 +170,43 @@ pub(crate) fn read_top_k(fields: Fields<'_>, field: &str, experts: usize) -> Res
     }
 }
 
-/// A shared expert and the projection that gates it.
-struct SharedExpert<B: Backend> {
-    mlp: Mlp<B>,
-    gate: Option<B::Matrix>,
-}
-
-/// Routed experts, with or without a shared one.
-pub(crate) struct Moe<B: Backend> {
-    routing: Routing,
-    router: B::Matrix,
-    /// Of a sigmoid router.
-    correction_bias: Option<B::Tensor>,
-    experts: B::Experts,
-    shared: Option<SharedExpert<B>>,
-}
-
 const NAMES: ExpertNames = ExpertNames { stacked: "switch_mlp", original: "experts" };
 
-impl<B: Backend> Moe<B> {
-    pub fn load(loader: &Loader<'_, B>, config: &MoeConfig) -> Result<Self> {
-        let MoeConfig { hidden, experts, width, .. } = *config;
-        let shared = |shared: &SharedConfig| {
-            let mlp = Mlp::load(&loader.at(shared.name), hidden, shared.width, Activation::Silu)?;
-            let gate = shared.gated.then(|| loader.matrix(&format!("{}_gate", shared.name), 1, hidden));
-            Ok::<_, crate::Error>(SharedExpert { mlp, gate: gate.transpose()? })
-        };
-        Ok(Self {
-            router: loader.matrix("gate", experts, hidden)?,
-            correction_bias: match config.routing {
-                Routing::Softmax { .. } => None,
-                Routing::GroupedSigmoid(_) => {
-                    Some(loader.at("gate").vector("e_score_correction_bias", experts)?)
-                }
-            },
-            experts: loader
-                .experts(&NAMES, &ExpertShape { count: experts, per_token: config.top_k(), width, hidden })?,
-            shared: config.shared.as_ref().map(shared).transpose()?,
-            routing: config.routing.clone(),
-        })
-    }
-
-    fn route(&self, b: &B, logits: &B::Tensor) -> Result<B::Routes> {
-        Ok(match (&self.routing, &self.correction_bias) {
-            (Routing::GroupedSigmoid(spec), Some(bias)) => b.route_sigmoid_grouped(logits, bias, spec)?,
-            (Routing::GroupedSigmoid(_), None) => unreachable!("a sigmoid router is loaded with its bias"),
-            (Routing::Softmax { top_k, renormalise }, _) => b.route_softmax(logits, *top_k, *renormalise)?,
-        })
-    }
-
-    /// Says which experts an input like this will probably need.
-    pub fn guess(&self, b: &B, x: &B::Tensor) -> Result<()> {
-        b.expect_experts(&self.route(b, &b.matmul(x, &self.router)?)?, &self.experts, true);
-        Ok(())
-    }
-
-    fn forward(&self, b: &B, x: &B::Tensor, residual: B::Tensor) -> Result<B::Tensor> {
-        let gate = self.shared.as_ref().and_then(|shared| shared.gate.as_ref());
-        let (logits, gate) = match gate {
-            Some(gate) => {
-                let [logits, gate] = b.matmuls(x, [&self.router, gate])?;
-                (logits, Some(gate))
+/// Routed experts, with or without a shared one.
+fn load_moe<B: Backend>(loader: &Loader<'_, B>, config: &MoeConfig) -> Result<MoeWeights<B>> {
+    let MoeConfig { hidden, experts, width, .. } = *config;
+    let shared = config.shared.as_ref();
+    let (router, shared_gate) = match shared.filter(|shared| shared.gated) {
+        Some(shared) => {
+            let gate = format!("{}_gate", shared.name);
+            let [router, gate] = loader.matrices([("gate", experts), (&gate, 1)], hidden)?;
+            (router, Some(gate))
+        }
+        None => (loader.matrix("gate", experts, hidden)?, None),
+    };
+    let shape = ExpertShape { count: experts, per_token: config.top_k(), width, hidden };
+    Ok(MoeWeights {
+        router,
+        router_norm: None,
+        shared_gate,
+        routing: match &config.routing {
+            Routing::Softmax { top_k, renormalise } => {
+                Choice::Softmax { top_k: *top_k, renormalise: *renormalise }
             }
-            None => (b.matmul(x, &self.router)?, None),
-        };
-        let routes = self.route(b, &logits)?;
-        b.expect_experts(&routes, &self.experts, false);
-        let shared = self.shared.as_ref().map(|shared| shared.mlp.forward(b, x)).transpose()?;
-        let y = b.experts(x, &routes, &self.experts, Activation::Silu)?;
-        let shared = match (&shared, &gate) {
-            (Some(x), Some(gate)) => Shared::Gated { x, gate },
-            (Some(x), None) => Shared::Plain(x),
-            (None, _) => Shared::Absent,
-        };
-        Ok(b.combine(&residual, &y, shared)?)
-    }
+            Routing::GroupedSigmoid(spec) => Choice::GroupedSigmoid {
+                spec: *spec,
+                bias: loader.at("gate").vector("e_score_correction_bias", experts)?,
+            },
+        },
+        experts: loader.experts(&NAMES, &shape, shared.map(|shared| (shared.name, shared.width)))?,
+        activation: Activation::Silu,
+    })
 }
 
 /// What follows the mixer in a layer.
 pub(crate) enum FeedForward<B: Backend> {
     Dense(Mlp<B>),
-    Sparse(Moe<B>),
+    Sparse(MoeWeights<B>),
 }
 
 impl<B: Backend> FeedForward<B> {
@@ -263,7 +218,7 @@ impl<B: Backend> FeedForward<B> {
         moe: Option<&MoeConfig>,
     ) -> Result<Self> {
         Ok(match moe {
-            Some(moe) => FeedForward::Sparse(Moe::load(loader, moe)?),
+            Some(moe) => FeedForward::Sparse(load_moe(loader, moe)?),
             None => {
                 let width = fields.size("intermediate_size")?;
                 FeedForward::Dense(Mlp::load(loader, hidden, width, Activation::Silu)?)
@@ -271,11 +226,11 @@ impl<B: Backend> FeedForward<B> {
         })
     }
 
-    /// `residual + f(x)`
-    pub fn forward(&self, b: &B, x: &B::Tensor, residual: B::Tensor) -> Result<B::Tensor> {
+    /// `h + f(norm(h))`
+    pub fn forward(&self, b: &B, h: B::Tensor, norm: Norm<'_, B::Tensor>) -> Result<B::Tensor> {
         match self {
-            FeedForward::Dense(mlp) => mlp.forward_add(b, x, residual),
-            FeedForward::Sparse(moe) => moe.forward(b, x, residual),
+            FeedForward::Dense(mlp) => mlp.forward_add(b, h, norm),
+            FeedForward::Sparse(moe) => Ok(b.moe(&h, norm, moe, true)?),
         }
     }
 }

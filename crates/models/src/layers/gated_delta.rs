@@ -1,6 +1,6 @@
 //! Gated DeltaNet: linear attention with a decaying, corrected memory.
 
-use backend::{Backend, Batch, GdnShape, GdnWeights};
+use backend::{Backend, Batch, GdnShape, GdnWeights, Norm};
 
 use super::DecoderConfig;
 use crate::Result;
@@ -44,8 +44,10 @@ impl GatedDeltaConfig {
 
 /// The projections of the input, as the checkpoint stores them.
 enum InProj<B: Backend> {
-    Split { qkv: B::Matrix, z: B::Matrix, b: B::Matrix, a: B::Matrix },
-    Fused { qkvz: B::Matrix, ba: B::Matrix },
+    /// `[q | k | v]`, `z`, `b`, `a`
+    Split([B::Matrix; 4]),
+    /// `qkvz`, `ba`
+    Fused([B::Matrix; 2]),
 }
 
 /// One Gated DeltaNet layer.
@@ -62,17 +64,16 @@ impl<B: Backend> GatedDelta<B> {
         let GatedDeltaConfig { hidden, shape, fused, .. } = *config;
         let (channels, values, heads) = (shape.channels(), shape.value_total(), shape.value_heads);
         let in_proj = if fused {
-            InProj::Fused {
-                qkvz: loader.matrix("in_proj_qkvz", channels + values, hidden)?,
-                ba: loader.matrix("in_proj_ba", 2 * heads, hidden)?,
-            }
+            let names = [("in_proj_qkvz", channels + values), ("in_proj_ba", 2 * heads)];
+            InProj::Fused(loader.matrices(names, hidden)?)
         } else {
-            InProj::Split {
-                qkv: loader.matrix("in_proj_qkv", channels, hidden)?,
-                z: loader.matrix("in_proj_z", values, hidden)?,
-                b: loader.matrix("in_proj_b", heads, hidden)?,
-                a: loader.matrix("in_proj_a", heads, hidden)?,
-            }
+            let names = [
+                ("in_proj_qkv", channels),
+                ("in_proj_z", values),
+                ("in_proj_b", heads),
+                ("in_proj_a", heads),
+            ];
+            InProj::Split(loader.matrices(names, hidden)?)
         };
         Ok(Self {
             config: config.clone(),
@@ -98,26 +99,27 @@ impl<B: Backend> GatedDelta<B> {
         self.config.shape
     }
 
-    /// `x [n, d]` to the layer's output `[n, d]`, before the residual.
+    /// `h [n, d]` to `h + f(norm(h))`.
     pub fn forward(
         &self,
         b: &B,
-        x: &B::Tensor,
+        h: B::Tensor,
+        norm: Norm<'_, B::Tensor>,
         batch: &Batch<B>,
         mut states: Vec<&mut B::Recurrent>,
     ) -> Result<B::Tensor> {
         let shape = &self.config.shape;
         let (qkv, z, beta, a) = match &self.in_proj {
-            InProj::Split { qkv, z, b: beta, a } => b.matmuls(x, [qkv, z, beta, a])?.into(),
-            InProj::Fused { qkvz, ba } => {
-                let [qkvz, ba] = b.matmuls(x, [qkvz, ba])?;
+            InProj::Split(matrices) => b.norm_matmuls(&h, norm, matrices.each_ref())?.into(),
+            InProj::Fused(matrices) => {
+                let [qkvz, ba] = b.norm_matmuls(&h, norm, matrices.each_ref())?;
                 let (qkv, z) = b.split_qkvz(&qkvz, shape)?;
                 let (beta, a) = b.split_heads(&ba, shape.key_heads, shape.value_heads / shape.key_heads)?;
                 (qkv, z, beta, a)
             }
         };
         let y = b.gated_delta(&qkv, &a, &beta, &self.core, batch, &mut states)?;
-        let y = b.gated_norm(&y, &z, &self.norm, shape.value_heads, self.config.eps)?;
-        Ok(b.matmul(&y, &self.out_proj)?)
+        let norm = Norm { w: &self.norm, eps: self.config.eps };
+        Ok(b.gated_norm_matmul_add([&y, &z], norm, shape.value_heads, &self.out_proj, h)?)
     }
 }

@@ -1,7 +1,10 @@
 //! Multi-head latent attention: keys and values of all heads are made from one small latent per token, and only that is
 //! kept.
 
-use backend::{Backend, Batch, CacheFloat, KvShape, LatentAttention as Spec, MlaWeights, Pairing, RopeSpec};
+use backend::{
+    Backend, Batch, CacheFloat, KvShape, LatentAttention as Spec, LatentWeights, MlaWeights, Norm, Pairing,
+    RopeSpec,
+};
 
 use super::DecoderConfig;
 use crate::Result;
@@ -70,21 +73,22 @@ impl LatentConfig {
     }
 }
 
-/// The projections that make queries.
+/// What follows the first projection in the making of queries.
 enum Query<B: Backend> {
-    Direct(B::Matrix),
-    Latent { down: B::Matrix, norm: B::Tensor, up: B::Matrix },
+    /// Nothing.
+    Direct,
+    /// The query had a latent of its own.
+    Latent { norm: B::Tensor, up: B::Matrix },
 }
 
 /// One latent attention layer.
 pub(crate) struct LatentAttention<B: Backend> {
     config: LatentConfig,
+    /// To queries or their latents, and to `[latent | k_pe]`.
+    projections: [B::Matrix; 2],
     query: Query<B>,
-    kv_a_proj: B::Matrix,
-    kv_a_norm: B::Tensor,
-    weights: MlaWeights<B::HeadMatrices>,
+    core: LatentWeights<B>,
     o_proj: B::Matrix,
-    rope: B::Rope,
 }
 
 /// The matrices between latents and heads: of their own, or rows of the older `kv_b_proj`, which holds for every head
@@ -110,20 +114,27 @@ fn load_head_weights<B: Backend>(
 impl<B: Backend> LatentAttention<B> {
     pub fn load(loader: &Loader<'_, B>, config: &LatentConfig) -> Result<Self> {
         let LatentConfig { hidden, heads, q_rank, rank, nope, pe, value_dim, .. } = *config;
+        let first = match q_rank {
+            None => ("q_proj", heads * (nope + pe)),
+            Some(q_rank) => ("q_a_proj", q_rank),
+        };
         Ok(Self {
+            projections: loader.matrices([first, ("kv_a_proj_with_mqa", rank + pe)], hidden)?,
             query: match q_rank {
-                None => Query::Direct(loader.matrix("q_proj", heads * (nope + pe), hidden)?),
+                None => Query::Direct,
                 Some(q_rank) => Query::Latent {
-                    down: loader.matrix("q_a_proj", q_rank, hidden)?,
                     norm: loader.norm("q_a_layernorm", q_rank)?,
                     up: loader.matrix("q_b_proj", heads * (nope + pe), q_rank)?,
                 },
             },
-            kv_a_proj: loader.matrix("kv_a_proj_with_mqa", rank + pe, hidden)?,
-            kv_a_norm: loader.norm("kv_a_layernorm", rank)?,
-            weights: load_head_weights(loader, config)?,
+            core: LatentWeights {
+                norm: loader.norm("kv_a_layernorm", rank)?,
+                eps: EPS,
+                rope: loader.backend.rope_table(&config.rope)?,
+                nope,
+                mla: load_head_weights(loader, config)?,
+            },
             o_proj: loader.matrix("o_proj", hidden, heads * value_dim)?,
-            rope: loader.backend.rope_table(&config.rope)?,
             config: config.clone(),
         })
     }
@@ -132,30 +143,25 @@ impl<B: Backend> LatentAttention<B> {
         KvShape { heads: 1, key_dim: self.config.rank + self.config.pe, value_dim: 0, float, window: None }
     }
 
-    /// `x [n, d]` to the layer's output `[n, d]`, before the residual.
+    /// `h [n, d]` to `h + f(norm(h))`.
     pub fn forward(
         &self,
         b: &B,
-        x: &B::Tensor,
+        h: B::Tensor,
+        norm: Norm<'_, B::Tensor>,
         batch: &Batch<B>,
         mut caches: Vec<&mut B::KvCache>,
     ) -> Result<B::Tensor> {
-        let LatentConfig { heads, rank, nope, scale, .. } = self.config;
-        let (q, kv) = match &self.query {
-            Query::Direct(q_proj) => b.matmuls(x, [q_proj, &self.kv_a_proj])?.into(),
-            Query::Latent { down, norm, up } => {
-                let [q, kv] = b.matmuls(x, [down, &self.kv_a_proj])?;
-                (b.matmul(&b.rms_norm(&q, Some(norm), EPS)?, up)?, kv)
+        let LatentConfig { heads, scale, .. } = self.config;
+        let [q, kv] = b.norm_matmuls(&h, norm, self.projections.each_ref())?;
+        let q = match &self.query {
+            Query::Direct => q,
+            Query::Latent { norm, up } => {
+                let [q] = b.norm_matmuls(&q, Norm { w: norm, eps: EPS }, [up])?;
+                q
             }
         };
-        let (q, q_pe) = b.split_heads(&q, heads, nope)?;
-        let (latent, k_pe) = b.split_heads(&kv, 1, rank)?;
-        let latent = b.rms_norm(&latent, Some(&self.kv_a_norm), EPS)?;
-        let q_pe = b.rope(q_pe, batch, &self.rope, heads)?;
-        let k_pe = b.rope(k_pe, batch, &self.rope, 1)?;
-        b.mla_append(&latent, &k_pe, batch, &mut caches)?;
-        let caches: Vec<&B::KvCache> = caches.into_iter().map(|c| &*c).collect();
-        let y = b.mla(&q, &q_pe, &self.weights, batch, &caches, &Spec { heads, scale })?;
-        Ok(b.matmul(&y, &self.o_proj)?)
+        let y = b.latent_attention(&q, &kv, &self.core, batch, &mut caches, &Spec { heads, scale })?;
+        Ok(b.matmul_add(&y, &self.o_proj, h)?)
     }
 }

@@ -150,7 +150,7 @@ impl<B: Machine> Runner<'_, B> {
         Ok(())
     }
 
-    /// Runs some tokens; wanted logits are read, and nobody looks at them.
+    /// Runs some tokens; of wanted logits the largest is read, as if to choose the next token, and nobody looks at it.
     fn step(&mut self, tokens: &[u32], logits: Logits) -> Result<(), Error> {
         if terminal::interrupted() {
             return Err(Error::Interrupted);
@@ -158,7 +158,7 @@ impl<B: Machine> Runner<'_, B> {
         let model = self.engine.model();
         let request = Request { tokens, state: &mut self.state, logits };
         if let Some(rows) = model.step(&mut [request])? {
-            black_box(model.backend().read(&rows)?);
+            black_box(model.backend().read_top(&rows, 1)?);
         }
         Ok(())
     }
@@ -188,7 +188,11 @@ impl<B: Machine> Runner<'_, B> {
     fn fill(&mut self, len: usize) -> Result<(), Error> {
         let vocabulary = self.engine.model().summary().vocabulary;
         let missing = prompt_ids(self.state.len()..len, 0, vocabulary);
-        missing.chunks(self.work.chunk).try_for_each(|chunk| self.step(chunk, Logits::None))
+        let (last, before) =
+            missing.split_last().map_or((None, &[][..]), |(last, before)| (Some(*last), before));
+        before.chunks(self.work.chunk).try_for_each(|chunk| self.step(chunk, Logits::None))?;
+        // Its logits are waited for, so that nothing of this is still under way when the clock starts.
+        last.map_or(Ok(()), |last| self.step(&[last], Logits::Last))
     }
 }
 

@@ -27,7 +27,7 @@ const CONTEXTS: [usize; 3] = [0, 256, 1024];
         // Beyond any prompt: the whole of it in one step.
         arg.default_value("1000000000").hide_default_value(true).help("Tokens of a prompt per step [default: all of them]")
     }),
-    after_long_help = "Each round begins with an empty sequence: --prefill tokens in one step, then --decode tokens one at a time, each with its \
+    after_long_help = "Each round begins with an empty sequence: --prefill tokens in one step, then --decode tokens one at a time, each with the largest of its \
 logits; tokens are pseudo-random and nothing is sampled. The first round only warms up. Weights per token are what a \
 decoded token has to read: every matrix once, of a layer's experts those it is sent to. The limit is the measured \
 bandwidth of the CPU divided by them; on a GPU none is told. Caches and recurrent states, which grow with the context, are not in it."

@@ -12,6 +12,8 @@ struct Params {
     // Whether there is a bias, a residual.
     has_bias: u32,
     has_residual: u32,
+    // Rows of the part before the matrix.
+    skip: u32,
 }
 @group(1) @binding(0) var<uniform> params: Params;
 

@@ -4,11 +4,22 @@ fn squares_of(x: f32) -> vec2<f32> {
     return vec2(x * x, small * small);
 }
 
-// 1 / sqrt(mean + eps) from every thread's sum of squares. In this form and not by `inverseSqrt`, which may be less exact.
-fn inverse_rms(squares: vec2<f32>, width: u32, eps: f32, place: Place) -> f32 {
-    let sums = workgroup_sum(squares, place);
+// The same of eight.
+fn squares_of8(a: vec4<f32>, b: vec4<f32>) -> vec2<f32> {
+    let small_a = a * 0x1p-60;
+    let small_b = b * 0x1p-60;
+    return vec2(dot(a, a) + dot(b, b), dot(small_a, small_a) + dot(small_b, small_b));
+}
+
+// 1 / sqrt(mean + eps) from the sum of squares. In this form and not by `inverseSqrt`, which may be less exact.
+fn inverse_of(sums: vec2<f32>, width: u32, eps: f32) -> f32 {
     if sums.x < 3.0e38 {
         return 1.0 / sqrt(sums.x / f32(width) + eps);
     }
     return 0x1p-60 / sqrt(sums.y / f32(width));
+}
+
+// The same from every thread's. All threads of the workgroup must call it.
+fn inverse_rms(squares: vec2<f32>, width: u32, eps: f32, place: Place) -> f32 {
+    return inverse_of(workgroup_sum(squares, place), width, eps);
 }

@@ -1,5 +1,18 @@
 var<workgroup> sum_parts: array<vec2<f32>, THREADS>;
 
+// The sums of every thread's two values in two halves, between which all threads have to wait for each other.
+fn publish_sum(value: vec2<f32>, place: Place) {
+    sum_parts[place.thread] = value;
+}
+
+fn published_sum(place: Place) -> vec2<f32> {
+    var sum = vec2(0.0);
+    for (var i = 0u; i < THREADS; i++) {
+        sum += sum_parts[i];
+    }
+    return sum;
+}
+
 // The sums of every thread's two values, for all of them. All threads of the workgroup must call it.
 fn workgroup_sum(value: vec2<f32>, place: Place) -> vec2<f32> {
     sum_parts[place.thread] = value;

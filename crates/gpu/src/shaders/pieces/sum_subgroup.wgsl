@@ -1,17 +1,28 @@
 // A subgroup has 4 threads or more.
 var<workgroup> sum_parts: array<vec2<f32>, (THREADS + 3u) / 4u>;
 
-// The sums of every thread's two values, for all of them. All threads of the workgroup must call it.
-fn workgroup_sum(value: vec2<f32>, place: Place) -> vec2<f32> {
+// The sums of every thread's two values in two halves, between which all threads have to wait for each other. All threads of the workgroup
+// must call the first.
+fn publish_sum(value: vec2<f32>, place: Place) {
     let part = subgroupAdd(value);
     if place.lane == 0u {
         sum_parts[place.subgroup] = part;
     }
-    workgroupBarrier();
+}
+
+fn published_sum(place: Place) -> vec2<f32> {
     var sum = vec2(0.0);
     for (var i = 0u; i < place.subgroups; i++) {
         sum += sum_parts[i];
     }
+    return sum;
+}
+
+// The sums of every thread's two values, for all of them. All threads of the workgroup must call it.
+fn workgroup_sum(value: vec2<f32>, place: Place) -> vec2<f32> {
+    publish_sum(value, place);
+    workgroupBarrier();
+    let sum = published_sum(place);
     // Nobody may begin the next sum before all have read this one.
     workgroupBarrier();
     return sum;

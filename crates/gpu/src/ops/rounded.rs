@@ -1,0 +1,218 @@
+//! Products of one token with weights whose codes are multiplied as whole numbers, the token rounded by every workgroup for itself;
+//! and whole layers of experts made of them.
+
+use std::ops::Range;
+
+use ::backend::{Activation, Handle, MoeWeights, Norm, Result, Routing};
+
+use super::elementwise::number;
+use super::{by_item, folded};
+use crate::shader::{Variant, has_whole_codes, kernels};
+use crate::weights::{Experts, SharedExpert, Stack, UpStacks};
+use crate::{Gpu, Tensor};
+
+/// Threads of a workgroup.
+const THREADS: usize = 256;
+
+/// Values that share a scale after rounding.
+const GROUP: usize = 32;
+
+/// Workgroups of which each takes several blocks of rows rather than that there were more: preparing the input costs, too.
+const MANY: usize = 1056;
+
+/// Rows that threads share of an expert's gate and up, and of all experts' down.
+const UP_ROWS: usize = 4;
+const DOWN_ROWS: usize = 1;
+
+/// Experts that come into question after each block of 32 has chosen, at most, and experts of a token.
+const MOST_CANDIDATES: usize = 256;
+const MOST_CHOSEN: usize = 32;
+
+/// What the input of a product is made of.
+#[derive(Clone, Copy)]
+pub(crate) enum Prepared<'a> {
+    /// It is there.
+    Plain(&'a Tensor),
+    /// `rms(x) * w`
+    Norm(&'a Tensor, Norm<'a, Tensor>),
+    /// `rms(v) * w * silu(z)` over slices as wide as `w`.
+    GatedNorm([&'a Tensor; 2], Norm<'a, Tensor>),
+}
+
+impl<'a> Prepared<'a> {
+    fn first(&self) -> &'a Tensor {
+        match self {
+            Prepared::Plain(x) | Prepared::Norm(x, _) | Prepared::GatedNorm([x, _], _) => x,
+        }
+    }
+}
+
+/// What a product with some rows of a stack does besides.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Besides<'a> {
+    pub bias: Option<&'a Tensor>,
+    pub residual: Option<&'a Tensor>,
+    /// The second half of the rows is multiplied with the activated first.
+    pub glu: Option<Activation>,
+}
+
+impl Gpu {
+    /// Threads that share a row of so many groups, and groups that each has of it at a time.
+    pub(crate) fn team(groups: usize) -> [usize; 2] {
+        if groups <= 8 {
+            return [8, 1];
+        }
+        [32, groups.div_ceil(32).min(4)]
+    }
+
+    /// Whether products of so many tokens with these weights are rounded here.
+    pub(crate) fn rounds(&self, tokens: usize, stack: &Stack) -> bool {
+        self.device.rounds && tokens == 1 && has_whole_codes(stack.format)
+    }
+
+    /// Whether the input can be prepared in the product with these weights.
+    pub(crate) fn prepares(&self, input: &Prepared<'_>, stack: &Stack) -> bool {
+        let groups = stack.cols / GROUP;
+        let [lanes, steps] = Self::team(groups);
+        self.rounds(input.first().shape().rows, stack)
+            && match input {
+                Prepared::Plain(_) | Prepared::Norm(..) => true,
+                Prepared::GatedNorm(_, norm) => {
+                    let width = norm.w.shape().cols;
+                    let at_once = lanes * steps * GROUP;
+                    width.is_multiple_of(GROUP) && (groups <= lanes * steps || at_once.is_multiple_of(width))
+                }
+            }
+    }
+
+    /// The product with rows `rows` of a stack, which [`prepares`](Self::prepares) the input.
+    pub(crate) fn rounded_product(
+        &self,
+        input: &Prepared<'_>,
+        stack: &Stack,
+        rows: Range<usize>,
+        besides: &Besides<'_>,
+    ) -> Result<Tensor> {
+        let x = input.first();
+        let (kind, w, z, eps) = match input {
+            Prepared::Plain(x) => (0, *x, *x, 0.0),
+            Prepared::Norm(x, norm) => (1, norm.w, *x, norm.eps),
+            Prepared::GatedNorm([_, z], norm) => (2, norm.w, *z, norm.eps),
+        };
+        let halves = if besides.glu.is_some() { 2 } else { 1 };
+        let results = rows.len() / halves;
+        let y = self.tensor(1, results)?;
+        let [lanes, steps] = Self::team(stack.cols / GROUP);
+        let teams = THREADS / lanes;
+        // Measured on an H200, where it matters little (docs/performance.md).
+        let each = match rows.len() {
+            8192.. => 4,
+            4096.. => 2,
+            _ => halves,
+        };
+        let variant = Variant::new(&kernels::MATVEC_ROUNDED, THREADS as u32)
+            .format(stack.format)
+            .with("LANES", lanes as u32)
+            .with("STEPS", steps as u32)
+            .with("ROWS", each as u32)
+            .with("INPUT", kind)
+            .with("GATED", u32::from(besides.glu.is_some()))
+            .with("ACTIVATION", besides.glu.map_or(0, number));
+        for part in &stack.parts {
+            let here = rows.start.max(part.rows.start)..rows.end.min(part.rows.end);
+            if here.is_empty() {
+                continue;
+            }
+            let here_results = here.len() / halves;
+            let groups = here_results.div_ceil(teams * each / halves);
+            let blocks = if stack.cols / GROUP <= lanes * steps { (groups / MANY).max(1) } else { 1 };
+            let has = [besides.bias.is_some(), besides.residual.is_some()].map(usize::from);
+            let skip = here.start - part.rows.start;
+            let place = (here.start - rows.start) / halves;
+            let numbers = [here_results, skip, place, results, has[0], has[1], blocks].map(|n| n as u32);
+            let mut numbers: Vec<u32> = stack.numbers().into_iter().chain(numbers).collect();
+            numbers.extend([eps.to_bits(), w.shape().cols as u32]);
+            let buffers = [
+                &part.codes,
+                &part.scales,
+                x.buffer(),
+                w.buffer(),
+                z.buffer(),
+                besides.bias.unwrap_or(x).buffer(),
+                besides.residual.unwrap_or(x).buffer(),
+                y.buffer(),
+            ];
+            self.run(&variant, &buffers, &numbers, folded(groups.div_ceil(blocks)));
+        }
+        Ok(y)
+    }
+
+    /// Whether a whole layer of these experts can be done for one token, routed so.
+    pub(crate) fn steps_experts(&self, weights: &Experts, routing: &Routing<Tensor>) -> bool {
+        let top_k = match routing {
+            Routing::Softmax { top_k, .. } | Routing::SoftmaxScaled { top_k, .. } => *top_k,
+            Routing::GroupedSigmoid { spec, .. } if spec.groups == 1 => spec.top_k,
+            Routing::GroupedSigmoid { .. } => return false,
+        };
+        let whole = |stack: &Stack| stack.parts.len() == 1 && self.rounds(1, stack);
+        weights.count.div_ceil(32) * top_k <= MOST_CANDIDATES
+            && top_k < MOST_CHOSEN
+            && matches!(&weights.up, UpStacks::Alternating(up) if whole(up))
+            && whole(&weights.down)
+            && !matches!(weights.shared, SharedExpert::Apart(_))
+    }
+
+    /// `experts(rms(h) * w)` of one token, with `add` plus `h`, from its logits `[1, experts]`, or `[1, experts + 1]` with that of the shared expert's weight.
+    pub(crate) fn experts_step(
+        &self,
+        h: &Tensor,
+        norm: Norm<'_, Tensor>,
+        logits: &Tensor,
+        weights: &MoeWeights<Gpu>,
+        add: bool,
+    ) -> Result<Tensor> {
+        let MoeWeights { routing, experts: weights, activation, .. } = weights;
+        let UpStacks::Alternating(up) = &weights.up else { unreachable!("asked before") };
+        let (kind, top_k, renormalise, scaling, per_expert) = match routing {
+            Routing::Softmax { top_k, renormalise } => (0, *top_k, *renormalise, 1.0, logits),
+            Routing::SoftmaxScaled { top_k, scale } => (2, *top_k, true, 1.0, scale),
+            Routing::GroupedSigmoid { spec, bias } => (1, spec.top_k, spec.renormalise, spec.scaling, bias),
+        };
+        let slots = top_k + usize::from(matches!(weights.shared, SharedExpert::Behind));
+        let gated = usize::from(logits.shape().cols > weights.count);
+        let hidden = self.tensor(slots, weights.width)?;
+        let routes = self.pool.take(8 * slots as u64)?;
+        let rows = 2 * weights.width;
+        // Room for what choosing needs.
+        let steps = Self::team(up.cols / GROUP)[1].max(2);
+        let variant = Variant::new(&kernels::EXPERTS_UP_ROUNDED, THREADS as u32)
+            .format(up.format)
+            .with("LANES", 32)
+            .with("STEPS", steps as u32)
+            .with("ROWS", UP_ROWS as u32)
+            .with("ACTIVATION", number(*activation));
+        let rest = [rows, weights.count, top_k, slots, kind, usize::from(renormalise)].map(|n| n as u32);
+        let mut numbers: Vec<u32> = up.numbers().into_iter().chain(rest).collect();
+        numbers.extend([scaling.to_bits(), gated as u32, weights.count as u32, norm.eps.to_bits()]);
+        let part = &up.parts[0];
+        let [x, w, logits, per_expert] = [h, norm.w, logits, per_expert].map(Tensor::buffer);
+        let buffers = [&part.codes, &part.scales, x, w, logits, per_expert, hidden.buffer(), &routes];
+        self.run(&variant, &buffers, &numbers, by_item(rows.div_ceil(UP_ROWS * THREADS / 32), slots));
+
+        let (down, y) = (&weights.down, self.tensor(1, weights.hidden)?);
+        let groups = slots * down.cols / GROUP;
+        // Five steps have no more room than 144 groups.
+        let steps = if groups <= 144 { groups.div_ceil(32).max(2) } else { 4 };
+        let variant = Variant::new(&kernels::EXPERTS_DOWN_ROUNDED, THREADS as u32)
+            .format(down.format)
+            .with("LANES", 32)
+            .with("STEPS", steps as u32)
+            .with("ROWS", DOWN_ROWS as u32);
+        let rest = [weights.hidden, slots, usize::from(add)].map(|n| n as u32);
+        let numbers: Vec<u32> = down.numbers().into_iter().chain(rest).collect();
+        let part = &down.parts[0];
+        let buffers = [&part.codes, &part.scales, hidden.buffer(), &routes, h.buffer(), y.buffer()];
+        self.run(&variant, &buffers, &numbers, folded(weights.hidden.div_ceil(DOWN_ROWS * THREADS / 32)));
+        Ok(y)
+    }
+}

@@ -1,0 +1,30 @@
+// 32 codes of 4 bits.
+struct Codes {
+    words: vec4<u32>,
+}
+
+// What a dot product of codes counted from 0 is too large by, for each unit of the inputs' sum.
+const ABOVE: i32 = 8;
+
+fn codes32(row: u32, group: u32) -> Codes {
+    return Codes(codes[row * (params.row_words / 4u) + group]);
+}
+
+// Eight inputs in the order of the codes in a word: those of the low halves of its bytes, then the others.
+fn arranged(a: vec4<u32>, b: vec4<u32>) -> vec2<u32> {
+    return vec2(low_bytes(vec4(a.xz, b.xz)), low_bytes(vec4(a.yw, b.yw)));
+}
+
+fn word_dot(word: u32, x: vec4<u32>) -> vec2<i32> {
+    let even = word & 0x0f0f0f0fu;
+    let odd = (word >> 4u) & 0x0f0f0f0fu;
+    return vec2(
+        dot4I8Packed(even, x.x) + dot4I8Packed(odd, x.y),
+        dot4I8Packed(even, x.z) + dot4I8Packed(odd, x.w),
+    );
+}
+
+// The codes' dot products with the high and with the low digits of a group.
+fn codes_dot(c: Codes, d: Digits) -> vec2<i32> {
+    return (word_dot(c.words.x, d.a) + word_dot(c.words.y, d.b)) + (word_dot(c.words.z, d.c) + word_dot(c.words.w, d.d));
+}

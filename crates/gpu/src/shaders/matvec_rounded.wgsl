@@ -1,0 +1,162 @@
+// y[r] = W[r] . input (+ bias[r]) (+ residual[r]) for one token, the input rounded. LANES threads share ROWS rows; a workgroup does that for
+// `blocks` blocks of rows. With GATED, rows of two matrices: y[r] = act(W[r] . input) * (W[up + r] . input).
+//
+// INPUT: 0 x; 1 rms(x) * w; 2 rms(x) * w * silu(z), the norm over slices of `width`.
+struct Params {
+    row_words: u32,
+    row_scales: u32,
+    cols: u32,
+    eights: u32,
+    // Results, rows of this part before the first, and where the first result goes.
+    rows: u32,
+    skip: u32,
+    first: u32,
+    // With GATED, rows from a gate to its up.
+    up: u32,
+    has_bias: u32,
+    has_residual: u32,
+    blocks: u32,
+    eps: f32,
+    width: u32,
+}
+@group(1) @binding(0) var<uniform> params: Params;
+
+@group(0) @binding(2) var<storage, read> x: array<vec4<f32>>;
+@group(0) @binding(3) var<storage, read> w: array<vec4<f32>>;
+@group(0) @binding(4) var<storage, read> z: array<vec4<f32>>;
+@group(0) @binding(5) var<storage, read> bias: array<f32>;
+@group(0) @binding(6) var<storage, read> residual: array<f32>;
+@group(0) @binding(7) var<storage, read_write> y: array<f32>;
+
+const TEAMS: u32 = THREADS / LANES;
+// Results of a team at a time.
+const RESULTS: u32 = (ROWS + GATED) / (1u + GATED);
+
+// Of all this thread has read.
+var<private> squares: vec2<f32>;
+// With slices: of each eight.
+var<workgroup> eight_squares: array<f32, 1u + INPUT / 2u * 4u * ROOM>;
+
+fn silu4(v: vec4<f32>) -> vec4<f32> {
+    return vec4(silu(v.x), silu(v.y), silu(v.z), silu(v.w));
+}
+
+fn input8(e: u32, local: u32) -> Eight {
+    let v = Eight(x[2u * e], x[2u * e + 1u]);
+    if INPUT == 0u {
+        return v;
+    }
+    if INPUT == 1u {
+        squares += squares_of8(v.a, v.b);
+        return Eight(v.a * w[2u * e], v.b * w[2u * e + 1u]);
+    }
+    eight_squares[local] = dot(v.a, v.a) + dot(v.b, v.b);
+    let c = 2u * e % (params.width / 4u);
+    return Eight(v.a * w[c] * silu4(z[2u * e]), v.b * w[c + 1u] * silu4(z[2u * e + 1u]));
+}
+
+fn group_factor(group: u32) -> f32 {
+    if INPUT != 2u {
+        return 1.0;
+    }
+    let slice = params.width / 8u;
+    let begin = 4u * (group % ROOM) / slice * slice;
+    var sum = 0.0;
+    for (var i = 0u; i < slice; i++) {
+        sum += eight_squares[begin + i];
+    }
+    return 1.0 / sqrt(sum / f32(params.width) + params.eps);
+}
+
+fn row_of(result: u32, r: u32) -> u32 {
+    if GATED == 1u {
+        return params.skip + min(result + r / 2u, params.rows - 1u) + (r & 1u) * params.up;
+    }
+    return params.skip + min(result + r, params.rows - 1u);
+}
+
+@compute @workgroup_size(THREADS)
+fn main(place: Place) {
+    let lane = lane_of(place);
+    let groups = params.eights / 4u;
+    var factor = 1.0;
+    for (var block = 0u; block < params.blocks; block++) {
+        let result = ((folded(place) * params.blocks + block) * TEAMS + team_of(place)) * RESULTS;
+        var sums: array<f32, ROWS>;
+        // What is added at the end, asked for at the beginning.
+        var besides: array<f32, RESULTS>;
+        for (var r = 0u; r < ROWS; r++) {
+            sums[r] = 0.0;
+        }
+        for (var r = 0u; r < RESULTS; r++) {
+            let at = params.first + min(result + r, params.rows - 1u);
+            besides[r] = 0.0;
+            if params.has_bias != 0u {
+                besides[r] += bias[at];
+            }
+            if params.has_residual != 0u {
+                besides[r] += residual[at];
+            }
+        }
+        for (var start = 0u; start < groups; start += ROOM) {
+            let count = min(ROOM, groups - start);
+            // All blocks have the same input: one that there is room for is prepared once.
+            let prepare = block == 0u || groups > ROOM;
+            // What is needed first is asked for first, and codes before the input is prepared.
+            if prepare {
+                load_input(start, count, place);
+            }
+            var held: array<Codes, ROWS * STEPS>;
+            var pairs: array<vec2<f32>, ROWS * STEPS>;
+            for (var step = 0u; step < STEPS; step++) {
+                let group = step * LANES + lane;
+                if group < count {
+                    for (var r = 0u; r < ROWS; r++) {
+                        held[step * ROWS + r] = codes32(row_of(result, r), start + group);
+                        pairs[step * ROWS + r] = scale(row_of(result, r), 4u * (start + group));
+                    }
+                }
+            }
+            if prepare {
+                if INPUT == 2u {
+                    workgroupBarrier();
+                }
+                round_input(start, count, place);
+                if INPUT == 1u && block == 0u {
+                    publish_sum(squares, place);
+                }
+                workgroupBarrier();
+            }
+            for (var step = 0u; step < STEPS; step++) {
+                let group = step * LANES + lane;
+                if group < count {
+                    let input = digits_of(group);
+                    for (var r = 0u; r < ROWS; r++) {
+                        sums[r] += group_product(held[step * ROWS + r], pairs[step * ROWS + r], input, group);
+                    }
+                }
+            }
+            if groups > ROOM {
+                workgroupBarrier();
+            }
+        }
+        if INPUT == 1u && block == 0u {
+            factor = inverse_of(published_sum(place), params.cols, params.eps);
+        }
+        for (var r = 0u; r < ROWS; r++) {
+            sums[r] = factor * team_sum(sums[r], place);
+        }
+        if lane == 0u {
+            for (var r = 0u; r < RESULTS; r++) {
+                if result + r < params.rows {
+                    let at = params.first + result + r;
+                    if GATED == 1u {
+                        y[at] = activate(sums[2u * r]) * sums[2u * r + 1u];
+                    } else {
+                        y[at] = sums[r] + besides[r];
+                    }
+                }
+            }
+        }
+    }
+}
