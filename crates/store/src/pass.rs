@@ -42,8 +42,12 @@ impl<'a> Pass<'a> {
             } else {
                 state.stats.hits += 1;
             }
-            if !state.entries.contains_key(&key) {
-                state.missing.insert(Need { ahead: false, expert });
+            match state.entries.get_mut(&key) {
+                Some(Entry::Reading(arrivals)) => arrivals.earlier = true,
+                Some(Entry::Here(_)) => {}
+                None => {
+                    state.missing.insert(Need { ahead: false, expert });
+                }
             }
         }
         let guessed = std::mem::take(&mut state.guessed);

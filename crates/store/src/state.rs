@@ -46,6 +46,8 @@ pub(crate) struct Arrivals {
     blocks: Vec<Option<Block>>,
     outstanding: usize,
     failure: Option<Error>,
+    /// They were asked for before the running pass: what fails is tried again for it.
+    pub earlier: bool,
 }
 
 /// The experts of a layer.
@@ -196,6 +198,7 @@ impl State {
             blocks: blocks.iter().map(|_| None).collect(),
             outstanding: blocks.len(),
             failure: None,
+            earlier: false,
         };
         self.entries.insert(key, Entry::Reading(arrivals));
         self.unused.insert(key);
@@ -311,9 +314,16 @@ impl State {
             return false;
         }
         let Some(Entry::Reading(arrivals)) = self.entries.remove(&key) else { unreachable!("as above") };
-        let Arrivals { slot, blocks, failure, .. } = arrivals;
+        let Arrivals { slot, blocks, failure, earlier, .. } = arrivals;
         if let Some(error) = failure {
-            self.failures.insert(key, error);
+            match self.need_of(key) {
+                Some(need) if earlier => {
+                    self.missing.insert(need);
+                }
+                _ => {
+                    self.failures.insert(key, error);
+                }
+            }
             drop(blocks);
             self.free.get_or_insert_default().extend(Arc::try_unwrap(slot).ok());
             return true;
