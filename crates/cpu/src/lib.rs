@@ -12,6 +12,7 @@ mod kernels;
 mod memory;
 mod ops;
 mod pool;
+mod prefetch;
 mod profile;
 mod recurrent;
 mod tensor;

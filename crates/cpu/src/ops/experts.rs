@@ -151,9 +151,9 @@ impl Step<'_> {
                     let slots = &used[g].slots;
                     out.resize(slots.len() * count, 0.0);
                     let next = match groups.get(g + 1) {
-                        Some(group) => group.block(0, rows_of(i), 0..0).stored(),
-                        None if after * step < d => groups[0].block(0, rows_of(after), 0..0).stored(),
-                        None => &[],
+                        Some(group) => Some(group.block(0, rows_of(i), 0..0)),
+                        None if after * step < d => Some(groups[0].block(0, rows_of(after), 0..0)),
+                        None => None,
                     };
                     let block = group.block(0, (first, count), 0..slots.len());
                     compute(machine, scratch, block, &inputs, next, &mut out);

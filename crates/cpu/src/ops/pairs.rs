@@ -279,18 +279,6 @@ vectorised! {
     }
 }
 
-/// Asks for scales, which lie apart from their numbers, before they are wanted.
-pub(crate) fn prefetch(scales: &[f32]) {
-    #[cfg(target_arch = "x86_64")]
-    for line in scales.chunks(LANES) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: every x86-64 has the instruction, and it reads nothing.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = scales;
-}
-
 /// The memory of floats, for pairs.
 pub(crate) fn pairs(memory: &mut [f32]) -> &mut [Pair] {
     // SAFETY: of the same size, no wider alignment, and every pattern of bits is a value of either kind.

@@ -14,6 +14,7 @@ use super::dense;
 use super::elementwise::glu_slice;
 use crate::kernels::{self, Codes, Form, PANEL, Panel, Rounded, Set};
 use crate::pool::Parts;
+use crate::prefetch::prefetch;
 use crate::vector;
 use crate::{Machine, Numerics};
 
@@ -155,6 +156,9 @@ pub(crate) fn with_scratch<R>(task: impl FnOnce(&mut Scratch) -> R) -> R {
     SCRATCH.with(|scratch| task(&mut scratch.borrow_mut()))
 }
 
+/// Bytes of scales that are asked for before their rows come.
+const SOON: usize = 512;
+
 /// Some rows of a matrix, and the tokens that they meet.
 #[derive(Clone, Copy)]
 pub(crate) struct Block<'a> {
@@ -168,8 +172,15 @@ pub(crate) struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
-    /// What is read of its matrix.
-    pub fn stored(&self) -> &'a [u8] {
+    /// What is read of its matrix; asks for the first scales and biases, which lie apart.
+    fn announced(&self) -> &'a [u8] {
+        if let Some(codes) = &self.rows.codes {
+            let first = self.first * codes.scale_row_bytes();
+            for more in [codes.scales, codes.biases] {
+                let more = more.get(first..).unwrap_or_default();
+                prefetch(&more[..more.len().min(SOON)]);
+            }
+        }
         self.rows.stored_from(self.first)
     }
 }
@@ -180,7 +191,7 @@ pub(crate) fn compute(
     scratch: &mut Scratch,
     block: Block<'_>,
     inputs: &Inputs<'_>,
-    next: &[u8],
+    next: Option<Block<'_>>,
     out: &mut [f32],
 ) {
     let Block { rows, first, count, tokens, of_tokens } = block;
@@ -194,7 +205,7 @@ pub(crate) fn compute(
             }
         }
         (Some(codes), Some(form)) => {
-            let x = inputs.in_form(form);
+            let (x, next) = (inputs.in_form(form), next.map_or(&[][..], |next| next.announced()));
             for (i, (out, t)) in out.chunks_exact_mut(count).zip(tokens).enumerate() {
                 let next = if i + 1 < tokens.len() { rows.stored_from(first) } else { next };
                 kernels::rows(machine.set, codes, first, x, *t as usize, out, next);
@@ -269,14 +280,14 @@ pub(crate) fn products<const M: usize>(
         let task = &tasks[i];
         let (first, count) = task.rows;
         // The other threads take the tasks in between.
-        let then = tasks.get(i + machine.pool.threads()).map_or(&[][..], |task| block(task, 0).stored());
+        let then = tasks.get(i + machine.pool.threads()).map(|task| block(task, 0));
         with_scratch(|scratch| {
             let len = task.tokens.len() * count;
             let mut results = std::mem::take(&mut scratch.results);
             // What is left of earlier tasks is overwritten.
             results.resize(results.len().max(M * len), 0.0);
             for (m, out) in results.chunks_exact_mut(len).enumerate().take(M) {
-                let next = if m + 1 < M { block(task, m + 1).stored() } else { then };
+                let next = if m + 1 < M { Some(block(task, m + 1)) } else { then };
                 compute(machine, scratch, block(task, m), inputs, next, out);
             }
             for (i, t) in groups[task.group].tokens[task.tokens.clone()].iter().enumerate() {

@@ -13,6 +13,7 @@ use half::slice::HalfFloatSliceExt;
 use super::dense::{PANEL, Size, nn, nt};
 use super::pairs::{self, Pair, Whole};
 use crate::kernels::Set;
+use crate::prefetch::prefetch;
 use crate::vector::{LANES, Lanes, exp, max_lanes, sum_lanes, vectorised};
 
 /// Positions of a block: their keys and values stay in the nearest caches.
@@ -191,8 +192,9 @@ pub(crate) fn attend(
                 nn(set, size, (scores, BLOCK), values, (out, value_width), true);
             }
             Block::WholePanels { keys, values } => {
-                pairs::prefetch(keys.scales);
-                pairs::prefetch(values.scales);
+                // They lie apart from their numbers.
+                prefetch(keys.scales);
+                prefetch(values.scales);
                 rounded.scores(set, keys.numbers.as_chunks().0, key_width, scores, values.numbers);
                 pairs::scale_scores(set, scores, array(keys.scales));
                 weigh(scores, out);
@@ -200,7 +202,7 @@ pub(crate) fn attend(
                 rounded.add_values(set, scores, array(values.scales), size, pairs, out, next);
             }
             Block::WholeRows(rows) => {
-                pairs::prefetch(rows.scales);
+                prefetch(rows.scales);
                 let panel = PANEL * key_width.div_ceil(2);
                 let panels = pairs::pairs(&mut key_memory[..n.div_ceil(PANEL) * panel]);
                 for (panel, rows) in
