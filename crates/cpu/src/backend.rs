@@ -41,7 +41,7 @@ impl Cpu {
         (k, v): (Shape, Shape),
         batch: &Batch<Self>,
         caches: &mut [&mut KvCache],
-        row: impl Fn(usize) -> ([&'a [f32]; 2], &'a [f32]),
+        row: impl Fn(usize) -> ([&'a [f32]; 2], &'a [f32]) + Sync,
     ) -> Result<()> {
         // All or none: a step that is refused must not have changed some sequences.
         let held = caches.iter().map(|cache| (cache.shape, cache.len()));
@@ -49,11 +49,13 @@ impl Cpu {
         for (span, cache) in batch.spans().iter().zip(caches.iter_mut()) {
             cache.reserve(span.len)?;
         }
-        for (span, cache) in batch.spans().iter().zip(caches) {
-            for (key, value) in span.rows().map(&row) {
-                cache.push(key, value);
+        // A task writes to a few of the caches.
+        let few = caches.len().div_ceil(2 * self.machine.pool.threads());
+        self.machine.pool.pieces(caches, few, |i, caches| {
+            for (span, cache) in batch.spans()[i * few..].iter().zip(caches) {
+                span.rows().map(&row).for_each(|(key, value)| cache.push(key, value));
             }
-        }
+        });
         Ok(())
     }
 

@@ -65,43 +65,82 @@ static ORDERS: [[[u8; 256]; 2]; 3] =
 /// Lengths as `arrange` checks them, on a machine with these instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
 unsafe fn arrange_blocks(form: Form, numbers: &[i16], out: &mut [i8]) {
-    // For few tokens `[all high bytes | all low bytes]`, for many `[64 high | 64 low]` block by block.
-    let padded = numbers.len();
-    let registers = if form.panel { 1 } else { register_elements(form.packing) / 64 };
-    let order = &ORDERS[(register_elements(form.packing) / 64).ilog2() as usize][usize::from(form.panel)];
-    let mut planes = [[0i8; 256]; 2];
-    for (b, numbers) in numbers.chunks_exact(64 * registers).enumerate() {
-        for (r, numbers) in numbers.chunks_exact(32).enumerate() {
-            // SAFETY: 32 numbers are 64 bytes; the two stores fill 32 bytes of 256 each.
+    let planes = register_elements(form.packing) / 64;
+    let order = &ORDERS[planes.ilog2() as usize][usize::from(form.panel)];
+    // SAFETY: as for this function.
+    unsafe {
+        match planes {
+            _ if form.panel => arrange_by::<1>(order, [128, 64], numbers, out),
+            1 => arrange_by::<1>(order, [64, numbers.len()], numbers, out),
+            2 => arrange_by::<2>(order, [128, numbers.len()], numbers, out),
+            _ => arrange_by::<4>(order, [256, numbers.len()], numbers, out),
+        }
+    }
+}
+
+/// Writes the high and the low bytes of numbers, `R` registers of each at a time. The steps are the distances between what is
+/// written at a time, and from high to low bytes: for few tokens `[all high bytes | all low bytes]`, for many
+/// `[64 high | 64 low]` block by block.
+///
+/// # Safety
+/// As for `arrange_blocks`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
+unsafe fn arrange_by<const R: usize>(
+    order: &[u8; 256],
+    [step, low_step]: [usize; 2],
+    numbers: &[i16],
+    out: &mut [i8],
+) {
+    for (b, numbers) in numbers.chunks_exact(64 * R).enumerate() {
+        let (mut high, mut low) = ([_mm512_setzero_si512(); R], [_mm512_setzero_si512(); R]);
+        for r in 0..R {
+            // SAFETY: of `64 R` numbers.
+            let [first, second] =
+                [0, 32].map(|at| unsafe { _mm512_loadu_si512(numbers.as_ptr().add(64 * r + at).cast()) });
+            let ([first_high, first_low], [second_high, second_low]) = (digits(first), digits(second));
+            high[r] = narrow(first_high, second_high);
+            low[r] = narrow(first_low, second_low);
+        }
+        for r in 0..R {
+            // SAFETY: 64 bytes of the order's 256, and of `out`, which has two for each number.
             unsafe {
-                let n = _mm512_loadu_si512(numbers.as_ptr().cast());
-                let high = _mm512_srai_epi16::<7>(_mm512_add_epi16(n, _mm512_set1_epi16(64)));
-                let low = _mm512_sub_epi16(n, _mm512_slli_epi16::<7>(high));
-                _mm256_storeu_si256(planes[0].as_mut_ptr().add(32 * r).cast(), _mm512_cvtepi16_epi8(high));
-                _mm256_storeu_si256(planes[1].as_mut_ptr().add(32 * r).cast(), _mm512_cvtepi16_epi8(low));
+                let order = _mm512_loadu_si512(order.as_ptr().add(64 * r).cast());
+                let place = out.as_mut_ptr().add(b * step + 64 * r);
+                _mm512_storeu_si512(place.cast(), in_order(order, &high));
+                _mm512_storeu_si512(place.add(low_step).cast(), in_order(order, &low));
             }
         }
-        for r in 0..registers {
-            for (p, plane) in planes.iter().enumerate() {
-                // SAFETY: all reads are inside the 256 bytes of a plane. Writes: for many tokens, block `b` of 128 bytes,
-                // of which there are `padded / 64`; for few, 64 bytes of the plane's `padded`.
-                unsafe {
-                    let order = _mm512_loadu_si512(order.as_ptr().add(64 * r).cast());
-                    let at = |i: usize| _mm512_loadu_si512(plane.as_ptr().add(64 * i).cast());
-                    let value = match registers {
-                        1 => _mm512_permutexvar_epi8(order, at(0)),
-                        2 => _mm512_permutex2var_epi8(at(0), order, at(1)),
-                        _ => {
-                            let lower = _mm512_permutex2var_epi8(at(0), order, at(1));
-                            let upper = _mm512_permutex2var_epi8(at(2), order, at(3));
-                            _mm512_mask_blend_epi8(_mm512_movepi8_mask(order), lower, upper)
-                        }
-                    };
-                    let place =
-                        if form.panel { b * 128 + p * 64 } else { p * padded + (b * registers + r) * 64 };
-                    _mm512_storeu_si512(out.as_mut_ptr().add(place).cast(), value);
-                }
-            }
+    }
+}
+
+/// `n = 128 * high + low`
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
+fn digits(n: __m512i) -> [__m512i; 2] {
+    let high = _mm512_srai_epi16::<7>(_mm512_add_epi16(n, _mm512_set1_epi16(64)));
+    [high, _mm512_sub_epi16(n, _mm512_slli_epi16::<7>(high))]
+}
+
+/// Words that are bytes, as bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
+fn narrow(first: __m512i, second: __m512i) -> __m512i {
+    let first = _mm512_castsi256_si512(_mm512_cvtepi16_epi8(first));
+    _mm512_inserti64x4::<1>(first, _mm512_cvtepi16_epi8(second))
+}
+
+/// Bytes of one, two or four registers by their numbers.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
+fn in_order<const R: usize>(order: __m512i, bytes: &[__m512i; R]) -> __m512i {
+    match R {
+        1 => _mm512_permutexvar_epi8(order, bytes[0]),
+        2 => _mm512_permutex2var_epi8(bytes[0], order, bytes[1]),
+        _ => {
+            let lower = _mm512_permutex2var_epi8(bytes[0], order, bytes[1]);
+            let upper = _mm512_permutex2var_epi8(bytes[2], order, bytes[3]);
+            _mm512_mask_blend_epi8(_mm512_movepi8_mask(order), lower, upper)
         }
     }
 }
