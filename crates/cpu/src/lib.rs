@@ -21,6 +21,7 @@ mod weights;
 
 pub use cache::KvCache;
 pub use kernels::Set;
+pub use memory::free as free_memory;
 pub use ops::rope::Turns;
 pub use ops::route::Routes;
 pub use recurrent::Recurrent;

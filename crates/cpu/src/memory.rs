@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// Bytes that this process may still take: of the machine's memory and of the limits that are set for it, pages that only cache
 /// files counting as free. `None` where the system does not say.
-pub(crate) fn free() -> Option<u64> {
+pub fn free() -> Option<u64> {
     let text = read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let available = line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024;

@@ -135,15 +135,18 @@ impl Backend for Gpu {
             (shared.format, shared.rows, shared.cols) == (weight.format, weight.rows, weight.cols)
                 && shared.bias.is_none()
         };
-        // A shared expert like the others is one more of them.
-        let behind = shared.filter(|shared| alternate && shared.iter().zip(&stacks).all(alike));
-        let stacks = if alternate {
+        let slots = self.stream.as_ref().map(|stream| stream.slots(stacks)).transpose()?.flatten();
+        let stack = |source: Source| self.expert_stack(source, slots.as_ref());
+        // A shared expert like the others is one more of them, unless they come and go.
+        let like_others = |shared: &[&Weight; 3]| alternate && shared.iter().zip(&stacks).all(alike);
+        let behind = shared.filter(|shared| slots.is_none() && like_others(shared));
+        let up_stacks = if alternate {
             let behind = behind.map(|[gate, up, _]| [gate, up]);
-            UpStacks::Alternating(self.stack(Source::in_turn([gate, up], behind))?)
+            UpStacks::Alternating(stack(Source::in_turn([gate, up], behind))?)
         } else {
-            UpStacks::Apart { gate: self.stack(Source::one(gate))?, up: self.stack(Source::one(up))? }
+            UpStacks::Apart { gate: stack(Source::one(gate))?, up: stack(Source::one(up))? }
         };
-        let down = self.stack(Source::in_turn([down], behind.map(|[_, _, down]| [down])))?;
+        let down = stack(Source::in_turn([down], behind.map(|[_, _, down]| [down])))?;
         let shared = match (behind, shared) {
             (Some(_), _) => SharedExpert::Behind,
             (None, Some([gate, up, down])) => {
@@ -153,7 +156,7 @@ impl Backend for Gpu {
             (None, None) => SharedExpert::Absent,
         };
         let (hidden, width) = (shape.cols, shape.rows);
-        Ok(Experts { count: gate.count, hidden, width, up: stacks, down, shared })
+        Ok(Experts { count: gate.count, hidden, width, up: up_stacks, down, shared, slots })
     }
 
     fn upload(&self, rows: usize, cols: usize, values: &[f32]) -> Result<Tensor> {

@@ -16,6 +16,7 @@ mod recurrent;
 #[cfg(test)]
 mod roofline;
 mod shader;
+mod slots;
 mod tensor;
 mod upload;
 mod weights;
@@ -25,6 +26,7 @@ pub use device::{Adapter, Choice, adapters};
 pub use ops::rope::{Positions, Rope};
 pub use ops::route::Routes;
 pub use recurrent::Recurrent;
+pub use slots::Streaming;
 pub use tensor::Tensor;
 pub use weights::{Experts, HeadMatrices, Matrix};
 
@@ -37,6 +39,8 @@ use ops::rope::Ropes;
 use pipelines::Pipelines;
 use pool::Pool;
 use recorder::Recorder;
+use slots::Stream;
+use store::Store;
 use upload::Uploads;
 
 /// How products are rounded.
@@ -63,6 +67,9 @@ pub struct Options {
     pub defaults_only: bool,
     /// Whether to measure the time spent in each kernel, where the adapter can.
     pub profile: bool,
+    /// For models larger than the device's memory: experts are read from disk as they are needed. When absent, all weights are
+    /// copied to the device.
+    pub streaming: Option<Streaming>,
 }
 
 /// A GPU. Clones are the same one.
@@ -74,6 +81,8 @@ pub struct Gpu {
     recorder: Arc<Recorder>,
     uploads: Arc<Uploads>,
     ropes: Arc<Ropes>,
+    /// Present when experts are read from disk.
+    stream: Option<Arc<Stream>>,
 }
 
 impl Gpu {
@@ -85,7 +94,14 @@ impl Gpu {
         let recorder =
             Recorder::new(device.clone(), uploads.gate.clone(), &pipelines.params_layout, options.profile);
         let pool = Arc::new(Pool::new(device.clone()));
-        Ok(Self { device, pool, pipelines, recorder: Arc::new(recorder), uploads, ropes: Arc::default() })
+        let stream = options.streaming.clone().map(Stream::new).transpose()?.map(Arc::new);
+        let (recorder, ropes) = (Arc::new(recorder), Arc::default());
+        Ok(Self { device, pool, pipelines, recorder, uploads, ropes, stream })
+    }
+
+    /// What experts are read with, where they are.
+    pub fn store(&self) -> Option<&Store> {
+        self.stream.as_ref().map(|stream| &stream.store)
     }
 
     /// The adapter in use.

@@ -181,10 +181,15 @@ impl Recorder {
 
     /// Writes values from the host, after everything recorded so far and before everything that follows.
     pub fn write(&self, buffer: &Buffer, bytes: &[u8]) {
+        self.write_at(buffer, 0, bytes);
+    }
+
+    /// The same, `offset` bytes behind a buffer's beginning.
+    pub fn write_at(&self, buffer: &Buffer, offset: u64, bytes: &[u8]) {
         let mut state = self.state();
         // A write through the queue happens before the next submission: what is recorded must not be in that.
         self.submit_state(&mut state);
-        self.device.queue.write_buffer(buffer.wgpu(), buffer.offset(), bytes);
+        self.device.queue.write_buffer(buffer.wgpu(), buffer.offset() + offset, bytes);
     }
 
     /// Starts what has been recorded.

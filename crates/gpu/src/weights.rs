@@ -10,6 +10,7 @@ use checkpoint::{Float, Format, Weight};
 
 use crate::Gpu;
 use crate::pool::{ALIGNMENT, Buffer};
+use crate::slots::Slots;
 use crate::tensor::Tensor;
 
 /// Rows that no part boundary cuts: what a workgroup takes.
@@ -95,7 +96,7 @@ impl Source {
         self.0[0].matrix_rows()
     }
 
-    fn rows(&self) -> usize {
+    pub fn rows(&self) -> usize {
         self.0.iter().map(|block| block.rows).sum()
     }
 
@@ -143,14 +144,10 @@ impl Source {
         };
         match (weight.format, &weight.scales, &weight.biases) {
             (Format::Affine { scale, .. }, Some(scales), Some(biases)) => {
-                let size = scale.bytes();
-                let pairs = scales
-                    .row(matrix, row)
-                    .chunks_exact(size)
-                    .zip(biases.row(matrix, row).chunks_exact(size));
-                for (scale, bias) in pairs {
-                    out.extend_from_slice(scale);
-                    out.extend_from_slice(bias);
+                let (scales, biases) = (scales.row(matrix, row), biases.row(matrix, row));
+                match scale.bytes() {
+                    2 => push_pairs::<2>(scales, biases, out),
+                    _ => push_pairs::<4>(scales, biases, out),
                 }
             }
             (Format::Mxfp4 | Format::Mxfp8, Some(scales), _) => {
@@ -163,6 +160,15 @@ impl Source {
         }
         out.resize(end, 0);
     }
+}
+
+/// Writes numbers of `N` bytes from either in turn.
+fn push_pairs<const N: usize>(first: &[u8], second: &[u8], out: &mut Vec<u8>) {
+    let start = out.len();
+    out.resize(start + first.len() + second.len(), 0);
+    let pairs = out[start..].as_chunks_mut::<N>().0.as_chunks_mut::<2>().0;
+    let numbers = first.as_chunks::<N>().0.iter().zip(second.as_chunks::<N>().0);
+    pairs.iter_mut().zip(numbers).for_each(|(pair, (first, second))| *pair = [*first, *second]);
 }
 
 /// Words of a row of codes and of a row of scales.
@@ -207,19 +213,35 @@ impl Gpu {
 
     /// Takes a stack over. Its values come in the background; nothing runs before they are there.
     pub(crate) fn stack(&self, source: Source) -> Result<Stack> {
+        let stack = self.room(&source, source.rows())?;
+        let source = Arc::new(source);
+        for Part { rows, codes, scales } in &stack.parts {
+            self.uploads.push(&source, rows.clone(), [(codes, stack.row_words), (scales, stack.row_scales)]);
+        }
+        Ok(stack)
+    }
+
+    /// Room for so many rows like those of a source.
+    fn room(&self, source: &Source, rows: usize) -> Result<Stack> {
         let first = source.first();
         let (format, cols) = (first.format, first.cols);
         let (row_words, row_scales) = row_words(format, cols);
         let most = self.rows_of_part(format, cols);
-        let source = Arc::new(source);
         let mut parts = Vec::new();
-        for rows in cut(source.rows(), source.matrix_rows(), most) {
+        for rows in cut(rows, source.matrix_rows(), most) {
             let codes = self.pool.fresh("weights", (4 * rows.len() * row_words + SPARE) as u64)?;
             let scales = self.pool.fresh("weights", 4 * (rows.len() * row_scales) as u64)?;
-            self.uploads.push(&source, rows.clone(), [(&codes, row_words), (&scales, row_scales)]);
             parts.push(Part { rows, codes, scales });
         }
         Ok(Stack { format, cols, row_words, row_scales, parts })
+    }
+
+    /// A stack for experts: all of a source, or with slots room for as many.
+    pub(crate) fn expert_stack(&self, source: Source, slots: Option<&Slots>) -> Result<Stack> {
+        match slots {
+            Some(slots) => self.room(&source, slots.count * source.matrix_rows()),
+            None => self.stack(source),
+        }
     }
 
     /// Takes matrices over one input over, as one stack where they can be one.
@@ -307,12 +329,15 @@ pub struct Experts {
     pub(crate) up: UpStacks,
     pub(crate) down: Stack,
     pub(crate) shared: SharedExpert,
+    /// Where the device holds some of them at a time: the stacks have as many matrices.
+    pub(crate) slots: Option<Slots>,
 }
 
 impl Experts {
     /// Matrices of each of the stacks.
     pub(crate) fn matrices(&self) -> usize {
-        self.count + usize::from(matches!(self.shared, SharedExpert::Behind))
+        let experts = self.slots.as_ref().map_or(self.count, |slots| slots.count);
+        experts + usize::from(matches!(self.shared, SharedExpert::Behind))
     }
 }
 

@@ -3,11 +3,13 @@
 #[cfg(feature = "gpu")]
 mod found {
     use backend::Backend;
-    use gpu::{Adapter, Choice, Gpu, Numerics, Options, adapters};
+    use gpu::{Adapter, Choice, Gpu, Numerics, Options, Streaming, adapters};
+    use store::{Store, StoreOptions};
 
     use crate::error::Error;
     use crate::machine::{AnyMachine, Machine, NoRoom};
     use crate::options::{MachineArgs, NumericsChoice};
+    use crate::plan::{self, Plan};
 
     /// Bytes for activations and for what drivers keep to themselves.
     const ACTIVATIONS: u64 = 256_000_000;
@@ -37,22 +39,50 @@ mod found {
         fn upload_progress(&self) -> (u64, u64) {
             self.upload_progress()
         }
+
+        fn store(&self) -> Option<&Store> {
+            self.store()
+        }
     }
 
-    /// Opens the GPU that was asked for, or the best that is not software, for a model with so many bytes of weights.
-    pub fn open(args: &MachineArgs, weights: u64) -> Result<AnyMachine, Error> {
+    /// Memory of the host for experts on their way to the device, and for as many more as are free there.
+    fn store_options(plan: &Plan) -> StoreOptions {
+        let free = cpu::free_memory().map_or(0, plan::usable);
+        StoreOptions::new(free.min(plan.sizes.experts).max(plan::LEAST_EXPERTS * plan.sizes.expert))
+    }
+
+    /// Opens the GPU that was asked for, or the best that is not software; with `plan`, for a model larger than its memory.
+    pub fn open_gpu(args: &MachineArgs, plan: Option<&Plan>) -> Result<Gpu, Error> {
         let adapter = args.gpu.map_or(Choice::Real, Choice::Index);
         let numerics = match args.numerics {
             NumericsChoice::Fast => Numerics::Fast,
             NumericsChoice::Exact => Numerics::Exact,
         };
-        let gpu = Gpu::new(&Options { adapter, numerics, profile: args.profile, ..Options::default() })?;
+        let streaming = plan.map(|plan| Streaming { part: plan.part(), store: store_options(plan) });
+        let profile = args.profile;
+        Ok(Gpu::new(&Options { adapter, numerics, profile, streaming, ..Options::default() })?)
+    }
+
+    /// Opens the GPU that was asked for, or the best that is not software.
+    pub fn open(args: &MachineArgs) -> Result<AnyMachine, Error> {
+        open_gpu(args, None).map(AnyMachine::Gpu)
+    }
+
+    /// The same, if so many bytes of weights fit.
+    pub fn open_with_room(args: &MachineArgs, weights: u64) -> Result<AnyMachine, Error> {
+        let gpu = open_gpu(args, None)?;
+        check_room(&gpu, weights)?;
+        Ok(AnyMachine::Gpu(gpu))
+    }
+
+    /// That so many bytes of weights fit.
+    pub fn check_room(gpu: &Gpu, weights: u64) -> Result<(), NoRoom> {
         let beside = ACTIVATIONS + CACHES;
         match gpu.free_memory() {
             Some(free) if free < weights.saturating_add(beside) => {
-                Err(NoRoom { gpu: gpu.adapter().name.clone(), weights, beside, free }.into())
+                Err(NoRoom { gpu: gpu.adapter().name.clone(), weights, beside, free })
             }
-            _ => Ok(AnyMachine::Gpu(gpu)),
+            _ => Ok(()),
         }
     }
 
@@ -84,7 +114,12 @@ mod found {
     use crate::options::MachineArgs;
 
     /// There is none.
-    pub fn open(_args: &MachineArgs, _weights: u64) -> Result<AnyMachine, Error> {
+    pub fn open_with_room(args: &MachineArgs, _weights: u64) -> Result<AnyMachine, Error> {
+        open(args)
+    }
+
+    /// There is none.
+    pub fn open(_args: &MachineArgs) -> Result<AnyMachine, Error> {
         Err(Error::Usage(
             "this program was built without GPUs (cargo's feature `gpu`): take --backend cpu".into(),
         ))
@@ -104,4 +139,6 @@ mod found {
     }
 }
 
-pub use found::{is_there_a_real_one, keep_drivers_quiet, list, open};
+#[cfg(feature = "gpu")]
+pub use found::{check_room, open_gpu};
+pub use found::{is_there_a_real_one, keep_drivers_quiet, list, open, open_with_room};

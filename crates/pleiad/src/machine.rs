@@ -190,10 +190,10 @@ impl MachineArgs {
     pub fn machine(&self, weights: u64) -> Result<AnyMachine, Error> {
         match self.place(weights)? {
             Place::Cpu => Ok(AnyMachine::Cpu(self.cpu(None)?)),
-            Place::Gpu => gpus::open(self, weights),
-            Place::GpuIfPossible => {
-                gpus::open(self, weights).or_else(|why| Ok(AnyMachine::Cpu(self.cpu_instead(&why)?)))
-            }
+            // A model that does not fit is spread.
+            Place::Gpu => gpus::open(self),
+            Place::GpuIfPossible => gpus::open_with_room(self, weights)
+                .or_else(|why| Ok(AnyMachine::Cpu(self.cpu_instead(&why)?))),
         }
     }
 
@@ -216,11 +216,9 @@ impl MachineArgs {
         Ok(Engine::new(Model::load(checkpoint, machine)?, &options)?)
     }
 
-    /// How the model is spread on the CPU, if it is larger than memory.
-    fn plan(&self, checkpoint: &Checkpoint, cpu: &Cpu) -> Result<Option<Plan>, Error> {
-        let Some(budget) = self.memory.or_else(|| cpu.free_memory().map(plan::usable)) else {
-            return Ok(None);
-        };
+    /// How the model is spread, if it is larger than the memory of which so much may be used.
+    fn plan(&self, checkpoint: &Checkpoint, usable: Option<u64>) -> Result<Option<Plan>, Error> {
+        let Some(budget) = self.memory.or(usable) else { return Ok(None) };
         if budget / 2 > checkpoint.total_bytes() + plan::BESIDE {
             return Ok(None);
         }
@@ -234,10 +232,31 @@ impl MachineArgs {
     }
 
     fn load_cpu(&self, checkpoint: &Checkpoint, cpu: Cpu) -> Result<Engine<Cpu>, Error> {
-        let Some(plan) = self.plan(checkpoint, &cpu)? else { return self.load(checkpoint, cpu) };
+        let Some(plan) = self.plan(checkpoint, cpu.free_memory().map(plan::usable))? else {
+            return self.load(checkpoint, cpu);
+        };
         drop(cpu);
-        let model = Model::load(checkpoint, self.cpu(Some(&plan))?)?;
-        let engine = Engine::new(model, &self.options(Some(plan.caches)))?;
+        self.load_spread(checkpoint, self.cpu(Some(&plan))?, &plan)
+    }
+
+    #[cfg(feature = "gpu")]
+    fn load_gpu(&self, checkpoint: &Checkpoint, gpu: Gpu) -> Result<Engine<Gpu>, Error> {
+        let Some(plan) = self.plan(checkpoint, gpu.free_memory())? else {
+            gpus::check_room(&gpu, checkpoint.total_bytes())?;
+            return self.load(checkpoint, gpu);
+        };
+        drop(gpu);
+        self.load_spread(checkpoint, gpus::open_gpu(self, Some(&plan))?, &plan)
+    }
+
+    /// The model on a machine that has been opened for a part of it.
+    fn load_spread<B: Machine>(
+        &self,
+        checkpoint: &Checkpoint,
+        machine: B,
+        plan: &Plan,
+    ) -> Result<Engine<B>, Error> {
+        let engine = Engine::new(Model::load(checkpoint, machine)?, &self.options(Some(plan.caches)))?;
         if !self.quiet {
             eprintln!("[{plan}, for a context of {}]", counted(engine.context(), "token"));
         }
@@ -251,13 +270,14 @@ impl MachineArgs {
         match self.machine(weights)? {
             AnyMachine::Cpu(cpu) => Ok(AnyEngine::Cpu(self.load_cpu(checkpoint, cpu)?)),
             #[cfg(feature = "gpu")]
-            AnyMachine::Gpu(gpu) => match self.load(checkpoint, gpu) {
-                Err(why)
-                    if why.is_of_the_machine() && matches!(self.place(weights)?, Place::GpuIfPossible) =>
-                {
-                    Ok(AnyEngine::Cpu(self.load_cpu(checkpoint, self.cpu_instead(&why)?)?))
-                }
-                engine => Ok(AnyEngine::Gpu(engine?)),
+            AnyMachine::Gpu(gpu) => match self.place(weights)? {
+                Place::GpuIfPossible => match self.load(checkpoint, gpu) {
+                    Err(why) if why.is_of_the_machine() => {
+                        Ok(AnyEngine::Cpu(self.load_cpu(checkpoint, self.cpu_instead(&why)?)?))
+                    }
+                    engine => Ok(AnyEngine::Gpu(engine?)),
+                },
+                Place::Cpu | Place::Gpu => Ok(AnyEngine::Gpu(self.load_gpu(checkpoint, gpu)?)),
             },
         }
     }
@@ -271,9 +291,14 @@ impl MachineArgs {
     ) -> Result<(Engine<Cpu>, Option<Plan>), Error> {
         let weights = checkpoint.total_bytes();
         let (plan, cache_memory) = match machine {
-            AnyMachine::Cpu(cpu) => (self.plan(checkpoint, cpu)?, self.cache_memory(weights, cpu)),
+            AnyMachine::Cpu(cpu) => {
+                let usable = cpu.free_memory().map(plan::usable);
+                (self.plan(checkpoint, usable)?, self.cache_memory(weights, cpu))
+            }
             #[cfg(feature = "gpu")]
-            AnyMachine::Gpu(gpu) => (None, self.cache_memory(weights, gpu)),
+            AnyMachine::Gpu(gpu) => {
+                (self.plan(checkpoint, gpu.free_memory())?, self.cache_memory(weights, gpu))
+            }
         };
         let cache_memory = plan.map(|plan| plan.caches).or(cache_memory);
         let cpu = Cpu::new(cpu::Options { threads: Some(1), ..cpu::Options::default() })?;

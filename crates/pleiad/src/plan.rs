@@ -9,7 +9,7 @@ use models::Sizes;
 pub const BESIDE: u64 = 300_000_000;
 
 /// Experts that must fit at least: a token's in one layer, and as many on their way.
-const LEAST_EXPERTS: u64 = 16;
+pub const LEAST_EXPERTS: u64 = 16;
 
 /// Caches get this part of what is left beside the weights that stay, unless a context was asked for.
 const CACHE_PART: u64 = 4;
@@ -77,6 +77,14 @@ impl Plan {
             return Err(TooSmall { budget, sizes, caches });
         }
         Ok(Some(Self { budget, sizes, caches, experts: experts.min(sizes.experts) }))
+    }
+}
+
+impl Plan {
+    /// The part of all experts that is in memory, from 0 to 1.
+    #[cfg(feature = "gpu")]
+    pub fn part(&self) -> f64 {
+        self.experts as f64 / self.sizes.experts as f64
     }
 }
 

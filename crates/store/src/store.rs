@@ -139,7 +139,7 @@ impl Store {
     }
 
     /// Takes in the experts of a layer, and returns its number; `None` if they are in memory already. Layers are used in the
-    /// order in which they come.
+    /// order in which they come, and all of them come before the first pass.
     pub fn add_layer(&self, parts: [&Weight; 3]) -> Result<Option<usize>> {
         let mut pieces = Vec::new();
         for expert in 0..parts[0].count {
@@ -193,6 +193,11 @@ impl Store {
             state.settle(&guessed);
         }
         self.shared.fill(&mut state);
+    }
+
+    /// Counts experts that a step found where it needs them, without asking here.
+    pub fn count_hits(&self, hits: usize) {
+        self.shared.lock().stats.hits += hits as u64;
     }
 
     /// What it has done since this was last asked.

@@ -245,11 +245,41 @@ impl Gpu {
         weights: &Experts,
         activation: Activation,
     ) -> Result<Tensor> {
-        let tokens = routes.tokens;
+        let (tokens, pairs, rows) = (routes.tokens, routes.tokens * routes.top_k, weights.hidden);
+        let y = self.tensor(tokens, rows)?;
         // Tiles pay once an expert has several tokens.
-        if tokens * routes.top_k >= 2 * weights.matrices() && tokens > FEW {
-            return self.experts_of_many(x, routes, weights, activation);
+        let many = tokens > FEW && pairs >= 2 * weights.count;
+        let results = if many { Some(self.tensor(pairs, rows)?) } else { None };
+        let mut add = false;
+        let mut step = |routes: &Routes| match &results {
+            Some(results) => self.results_of_many(x, routes, weights, activation, results),
+            None => {
+                self.sums_of_few(x, routes, weights, activation, (&y, add))?;
+                add = true;
+                Ok(())
+            }
+        };
+        match &weights.slots {
+            Some(slots) => self.in_waves(routes, weights, slots, step)?,
+            None => step(routes)?,
         }
+        if let Some(results) = results {
+            let numbers = [tokens * rows, rows, routes.top_k].map(|n| n as u32);
+            let buffers = [results.buffer(), &routes.weights, y.buffer()];
+            self.run_each(&each(&kernels::WEIGHTED_SUM), &buffers, &numbers, tokens * rows);
+        }
+        Ok(y)
+    }
+
+    /// The weighted sums of the experts that there are, written to `y` or added to what is there.
+    fn sums_of_few(
+        &self,
+        x: &Tensor,
+        routes: &Routes,
+        weights: &Experts,
+        activation: Activation,
+        (y, add): (&Tensor, bool),
+    ) -> Result<()> {
         let hidden = match &weights.up {
             UpStacks::Alternating(stack) => {
                 self.experts_up(x, routes, stack, weights.width, Some(activation))?
@@ -260,11 +290,9 @@ impl Gpu {
                 self.glu_of(&gate, &up, activation)?
             }
         };
-        let down = &weights.down;
-        let rows = x.shape().cols;
-        let y = self.tensor(tokens, rows)?;
+        let (down, rows, tokens) = (&weights.down, weights.hidden, routes.tokens);
         for (i, part) in down.parts.iter().enumerate() {
-            let add = usize::from(i > 0);
+            let add = usize::from(add || i > 0);
             let numbers = chain(down, [part.rows.start, part.rows.end, rows, tokens, routes.top_k, add]);
             let buffers: [&Buffer; 6] =
                 [&part.codes, &part.scales, hidden.buffer(), &routes.ids, &routes.weights, y.buffer()];
@@ -275,19 +303,20 @@ impl Gpu {
                 by_item(rows.div_ceil(ROWS), tokens),
             );
         }
-        Ok(y)
+        Ok(())
     }
 
-    /// The same for many tokens: pairs are sorted by expert, each expert's tokens go together, and results are summed
-    /// per token at the end.
-    fn experts_of_many(
+    /// The results of every pair of a token and an expert, where there are many tokens: pairs are sorted by expert, and each
+    /// expert's tokens go together.
+    fn results_of_many(
         &self,
         x: &Tensor,
         routes: &Routes,
         weights: &Experts,
         activation: Activation,
-    ) -> Result<Tensor> {
-        let (tokens, pairs, experts) = (routes.tokens, routes.tokens * routes.top_k, weights.matrices());
+        results: &Tensor,
+    ) -> Result<()> {
+        let (pairs, experts) = (routes.tokens * routes.top_k, weights.matrices());
         let share = share(pairs.div_ceil(experts));
         // Every expert may leave a tile that is not full.
         let tiles = pairs / (16 * share) + experts;
@@ -305,35 +334,34 @@ impl Gpu {
         let x = &self.input_of_tiles(x)?;
         let hidden = match &weights.up {
             UpStacks::Alternating(stack) => {
-                self.tiled(x, stack, [2 * width, pairs, k], Some(activation), &groups)?
+                let hidden = self.tensor(pairs, width)?;
+                self.tiled(x, stack, k, Some(activation), &groups, &hidden);
+                hidden
             }
             UpStacks::Apart { gate, up } => {
-                let gate = self.tiled(x, gate, [width, pairs, k], None, &groups)?;
-                let up = self.tiled(x, up, [width, pairs, k], None, &groups)?;
-                self.glu_of(&gate, &up, activation)?
+                let halves = [self.tensor(pairs, width)?, self.tensor(pairs, width)?];
+                self.tiled(x, gate, k, None, &groups, &halves[0]);
+                self.tiled(x, up, k, None, &groups, &halves[1]);
+                self.glu_of(&halves[0], &halves[1], activation)?
             }
         };
-        let rows = weights.hidden;
         let hidden = self.input_of_tiles(&hidden)?;
-        let z = self.tiled(&hidden, &weights.down, [rows, pairs, 1], None, &groups)?;
-        let y = self.tensor(tokens, rows)?;
-        let numbers = [tokens * rows, rows, k].map(|n| n as u32);
-        let buffers = [z.buffer(), &routes.weights, y.buffer()];
-        self.run_each(&each(&kernels::WEIGHTED_SUM), &buffers, &numbers, tokens * rows);
-        Ok(y)
+        self.tiled(&hidden, &weights.down, 1, None, &groups, results);
+        Ok(())
     }
 
-    /// `h[p] = W_e x[p / per]` for every pair, its expert being e; `rows` are those of one expert.
+    /// `h[p] = W_e x[p / per]` for every pair, its expert being e.
     fn tiled(
         &self,
         input: &Input<'_>,
         stack: &Stack,
-        [rows, pairs, per]: [usize; 3],
+        per: usize,
         activation: Option<Activation>,
         groups: &Groups,
-    ) -> Result<Tensor> {
+        h: &Tensor,
+    ) {
         let gated = usize::from(activation.is_some());
-        let h = self.tensor(pairs, rows / (1 + gated))?;
+        let rows = h.shape().cols * (1 + gated);
         let variant = self
             .tiles_of(&kernels::EXPERTS_TILED, stack, groups.share)
             .with("ACTIVATION", activation.map_or(0, number))
@@ -346,7 +374,6 @@ impl Gpu {
             let buffers = [codes, scales, x, list, table, factors, h.buffer()];
             self.run(&variant, &buffers, &numbers, by_item(rows.div_ceil(TILE_ROWS), groups.tiles));
         }
-        Ok(h)
     }
 }
 

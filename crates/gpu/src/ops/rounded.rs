@@ -160,6 +160,7 @@ impl Gpu {
             && matches!(&weights.up, UpStacks::Alternating(up) if whole(up))
             && whole(&weights.down)
             && !matches!(weights.shared, SharedExpert::Apart(_))
+            && weights.slots.is_none()
     }
 
     /// `experts(rms(h) * w)` of one token, with `add` plus `h`, from its logits `[1, experts]`, or `[1, experts + 1]` with that of the shared expert's weight.
