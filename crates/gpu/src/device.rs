@@ -207,6 +207,21 @@ impl Device {
 
     /// A buffer, or an error that says how large it would have been.
     pub fn buffer(&self, what: &str, size: u64, usage: wgpu::BufferUsages) -> Result<wgpu::Buffer> {
+        self.create_buffer(what, size, usage, false)
+    }
+
+    /// A buffer that the host writes and copies are made from, mapped.
+    pub fn mapped_buffer(&self, what: &str, size: u64) -> Result<wgpu::Buffer> {
+        self.create_buffer(what, size, wgpu::BufferUsages::MAP_WRITE | wgpu::BufferUsages::COPY_SRC, true)
+    }
+
+    fn create_buffer(
+        &self,
+        what: &str,
+        size: u64,
+        usage: wgpu::BufferUsages,
+        mapped_at_creation: bool,
+    ) -> Result<wgpu::Buffer> {
         let refused = |why: String| {
             let has = self
                 .memory
@@ -222,7 +237,7 @@ impl Device {
             return Err(refused(format!(": its buffers hold at most {:.1} MB", most as f64 / 1e6)));
         }
         let memory = self.wgpu.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
-        let descriptor = wgpu::BufferDescriptor { label: Some(what), size, usage, mapped_at_creation: false };
+        let descriptor = wgpu::BufferDescriptor { label: Some(what), size, usage, mapped_at_creation };
         let buffer = self.wgpu.create_buffer(&descriptor);
         match ready(memory.pop()) {
             None => {

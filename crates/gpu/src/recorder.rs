@@ -181,15 +181,17 @@ impl Recorder {
 
     /// Writes values from the host, after everything recorded so far and before everything that follows.
     pub fn write(&self, buffer: &Buffer, bytes: &[u8]) {
-        self.write_at(buffer, 0, bytes);
-    }
-
-    /// The same, `offset` bytes behind a buffer's beginning.
-    pub fn write_at(&self, buffer: &Buffer, offset: u64, bytes: &[u8]) {
         let mut state = self.state();
         // A write through the queue happens before the next submission: what is recorded must not be in that.
         self.submit_state(&mut state);
-        self.device.queue.write_buffer(buffer.wgpu(), buffer.offset() + offset, bytes);
+        self.device.queue.write_buffer(buffer.wgpu(), buffer.offset(), bytes);
+    }
+
+    /// Records a copy of `len` bytes from a place in a buffer that is no tensor's to a place in another.
+    pub fn copy_from(&self, source: &wgpu::Buffer, from: u64, to: &Buffer, at: u64, len: u64) {
+        self.encode(|encoder| {
+            encoder.copy_buffer_to_buffer(source, from, to.wgpu(), to.offset() + at, len);
+        });
     }
 
     /// Starts what has been recorded.

@@ -6,6 +6,7 @@
 //! the last slot.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ::backend::{Backend, Error, Result};
@@ -33,13 +34,14 @@ pub struct Streaming {
 pub(crate) struct Stream {
     pub part: f64,
     pub store: Store,
+    staging: Staging,
 }
 
 impl Stream {
     pub fn new(streaming: Streaming) -> Result<Self> {
         let store = Store::new(streaming.store);
         let store = store.map_err(|e| Error::Unsupported(format!("cannot start threads that read: {e}")))?;
-        Ok(Self { part: streaming.part, store })
+        Ok(Self { part: streaming.part, store, staging: Staging::default() })
     }
 
     /// Slots for the experts of a layer; `None` if there is room for all of them, or if they are not in a file.
@@ -171,71 +173,148 @@ impl Gpu {
                 held.empty(slot);
                 taken.push((slot, expert.clone()));
             }
-            // To arrange experts takes longer than to send them: several at a time.
-            std::thread::scope(|scope| {
-                let images = |taken: &[(usize, Arc<Expert>)]| -> Vec<Image> {
-                    taken.iter().flat_map(|(slot, expert)| images(weights, *slot, expert)).collect()
-                };
-                let share = taken.len().div_ceil(THREADS);
-                let threads: Vec<_> =
-                    taken.chunks(share).map(|taken| scope.spawn(move || images(taken))).collect();
-                for thread in threads {
-                    // A panic there is one here.
-                    for image in thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)) {
-                        self.recorder.write_at(image.to, image.at, &image.bytes);
-                    }
-                }
-            });
+            let images: Vec<Image<'_>> =
+                taken.iter().flat_map(|(slot, expert)| images(weights, *slot, expert)).collect();
+            self.send(stream, &images)?;
             taken.drain(..).for_each(|(slot, expert)| held.fill(slot, expert.number));
         }
         Ok(())
     }
 }
 
-/// What is written to a buffer, and where.
+/// Rows of a source that are written to a buffer, and where.
 struct Image<'a> {
     to: &'a Buffer,
     at: u64,
-    bytes: Vec<u8>,
+    source: Arc<Source>,
+    rows: Range<usize>,
+    row_words: usize,
+    /// Not scales.
+    codes: bool,
 }
+
+impl Image<'_> {
+    fn len(&self) -> usize {
+        4 * self.rows.len() * self.row_words
+    }
+
+    fn write(&self, out: &mut Bytes<'_>, scratch: &mut Vec<u8>) {
+        scratch.clear();
+        for row in self.rows.clone() {
+            if self.codes {
+                self.source.push_codes(row, self.row_words, scratch);
+            } else {
+                self.source.push_scales(row, self.row_words, scratch);
+            }
+        }
+        out.0.copy_from_slice(scratch);
+    }
+}
+
+/// Bytes of a mapped buffer that one thread writes.
+struct Bytes<'a>(wgpu::WriteOnly<'a, [u8]>);
+
+// SAFETY: like `&mut [u8]`, the only way to these bytes while it lives. (That wgpu says so only for types of known size seems an oversight.)
+unsafe impl Send for Bytes<'_> {}
 
 /// An expert as a slot has it.
 fn images<'a>(weights: &'a Experts, slot: usize, expert: &Expert) -> Vec<Image<'a>> {
     let [gate, up, down] = &expert.parts;
-    let mut images = Vec::new();
-    match &weights.up {
-        UpStacks::Alternating(stack) => {
-            add_images(stack, slot, &Source::in_turn([gate, up], None), &mut images)
-        }
+    let mut images = match &weights.up {
+        UpStacks::Alternating(stack) => images_of(stack, slot, Source::in_turn([gate, up], None)),
         UpStacks::Apart { gate: gates, up: ups } => {
-            add_images(gates, slot, &Source::one(gate), &mut images);
-            add_images(ups, slot, &Source::one(up), &mut images);
+            let mut images = images_of(gates, slot, Source::one(gate));
+            images.extend(images_of(ups, slot, Source::one(up)));
+            images
         }
-    }
-    add_images(&weights.down, slot, &Source::one(down), &mut images);
+    };
+    images.extend(images_of(&weights.down, slot, Source::one(down)));
     images
 }
 
 /// A matrix of a stack.
-fn add_images<'a>(stack: &'a Stack, matrix: usize, source: &Source, images: &mut Vec<Image<'a>>) {
-    let first = matrix * source.rows();
-    for part in &stack.parts {
-        let rows = first.max(part.rows.start)..(first + source.rows()).min(part.rows.end);
-        for (to, words, is_codes) in
-            [(&part.codes, stack.row_words, true), (&part.scales, stack.row_scales, false)]
-        {
-            let mut bytes = Vec::with_capacity(4 * rows.len() * words);
-            for row in rows.clone() {
-                if is_codes {
-                    source.push_codes(row - first, words, &mut bytes);
-                } else {
-                    source.push_scales(row - first, words, &mut bytes);
-                }
-            }
-            if !bytes.is_empty() {
-                images.push(Image { to, at: 4 * ((rows.start - part.rows.start) * words) as u64, bytes });
-            }
+fn images_of(stack: &Stack, matrix: usize, source: Source) -> Vec<Image<'_>> {
+    let (first, source) = (matrix * source.rows(), Arc::new(source));
+    let end = first + source.rows();
+    let mut images = Vec::new();
+    for part in stack.parts.iter().filter(|part| part.rows.start < end && first < part.rows.end) {
+        let rows = first.max(part.rows.start)..end.min(part.rows.end);
+        let planes = [(&part.codes, stack.row_words, true), (&part.scales, stack.row_scales, false)];
+        for (to, row_words, codes) in planes.into_iter().filter(|(_, row_words, _)| *row_words > 0) {
+            let at = 4 * ((rows.start - part.rows.start) * row_words) as u64;
+            let rows = rows.start - first..rows.end - first;
+            images.push(Image { to, at, source: source.clone(), rows, row_words, codes });
         }
+    }
+    images
+}
+
+/// Memory through which experts go to the device, used again and again.
+#[derive(Default)]
+struct Staging(Arc<Mutex<Vec<wgpu::Buffer>>>);
+
+impl Staging {
+    fn free(&self) -> MutexGuard<'_, Vec<wgpu::Buffer>> {
+        // A list of buffers, never half-changed.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A mapped buffer of at least `len` bytes.
+    fn take(&self, gpu: &Gpu, len: u64) -> Result<wgpu::Buffer> {
+        let mut free = self.free();
+        match free.iter().position(|buffer| buffer.size() >= len) {
+            Some(i) => Ok(free.swap_remove(i)),
+            None => gpu.device.mapped_buffer("experts on their way", len.next_power_of_two()),
+        }
+    }
+
+    /// Takes a buffer back whose copies have been submitted: it is free when the device is done with them.
+    fn give_back(&self, buffer: wgpu::Buffer) {
+        let free = self.0.clone();
+        buffer.clone().map_async(wgpu::MapMode::Write, .., move |mapped| {
+            // One that cannot be mapped is dropped; a lost device is noticed by whoever reads from it.
+            if mapped.is_ok() {
+                free.lock().unwrap_or_else(PoisonError::into_inner).push(buffer);
+            }
+        });
+    }
+}
+
+impl Gpu {
+    /// Writes images to the device, after everything recorded so far.
+    fn send(&self, stream: &Stream, images: &[Image<'_>]) -> Result<()> {
+        let staging = stream.staging.take(self, images.iter().map(|image| image.len() as u64).sum())?;
+        let mut view = staging
+            .get_mapped_range_mut(..)
+            .map_err(|e| Error::Device(format!("{}: {e}", self.device.adapter.name)))?;
+        let mut rest = view.slice(..);
+        let mut jobs = Vec::new();
+        for image in images {
+            let (out, later) = rest.split_at(image.len());
+            rest = later;
+            jobs.push((image, Bytes(out)));
+        }
+        // To arrange experts takes longer than to send them: several at a time.
+        std::thread::scope(|scope| {
+            let share = jobs.len().div_ceil(THREADS).max(1);
+            for jobs in jobs.chunks_mut(share) {
+                scope.spawn(|| {
+                    let mut scratch = Vec::new();
+                    jobs.iter_mut().for_each(|(image, out)| image.write(out, &mut scratch));
+                });
+            }
+        });
+        drop(view);
+        staging.unmap();
+        let mut from = 0;
+        for image in images {
+            let len = image.len() as u64;
+            self.recorder.copy_from(&staging, from, image.to, image.at, len);
+            from += len;
+        }
+        self.recorder.submit();
+        stream.staging.give_back(staging);
+        Ok(())
     }
 }
 
