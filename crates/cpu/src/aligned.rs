@@ -90,11 +90,10 @@ impl<T: Number> Aligned<T> {
         Self { memory: memory.expect("memory for activations"), len, number: PhantomData }
     }
 
-    /// Makes it longer, with zeros; room for as much again comes with it.
-    pub fn grow(&mut self, len: usize) -> io::Result<()> {
+    /// Makes it longer, with zeros, in memory for at least `room`.
+    pub fn grow(&mut self, len: usize, room: usize) -> io::Result<()> {
         if len * size_of::<T>() > self.memory.bytes() {
-            // Pages that are not touched cost nothing, and to move what is here costs more than a step.
-            let room = 2 * len;
+            let room = len.max(room);
             let mut longer = Self { memory: Memory::zeros(room * size_of::<T>())?, len, number: PhantomData };
             longer[..self.len].copy_from_slice(self);
             *self = longer;
@@ -128,10 +127,13 @@ mod tests {
     fn grown_values_stay_and_new_ones_are_zero() {
         let mut values = Aligned::<half::f16>::new();
         assert!(values.is_empty());
-        values.grow(5).unwrap();
+        values.grow(5, 0).unwrap();
         values.fill(half::f16::ONE);
-        values.grow(100).unwrap();
-        values.grow(7).unwrap();
+        values.grow(100, 200).unwrap();
+        let place = values.as_ptr();
+        values.grow(7, 0).unwrap();
+        values.grow(100, 400).unwrap();
+        assert_eq!(values.as_ptr(), place);
         assert!(values.as_ptr().addr().is_multiple_of(64) && values.len() == 100);
         assert!(
             values
@@ -141,7 +143,7 @@ mod tests {
         );
         assert_eq!(*Aligned::<f32>::zeros(3), [0.0; 3]);
         // Into large pages.
-        values.grow(LARGE).unwrap();
+        values.grow(LARGE, 0).unwrap();
         assert!(
             values[..5].iter().all(|v| *v == half::f16::ONE) && values[5..].iter().all(|v| v.to_bits() == 0)
         );

@@ -73,14 +73,15 @@ impl Store {
         }
     }
 
-    /// Makes room for `rows` rows of `width`.
-    fn grow(&mut self, rows: usize, width: usize) -> Result<()> {
-        let len = rows * width;
+    /// Makes room for `rows` rows of `width`, and, where that takes new memory, for `spare` more.
+    fn grow(&mut self, rows: usize, spare: usize, width: usize) -> Result<()> {
+        let (len, room) = (rows * width, (rows + spare) * width);
         let (grown, bytes) = match self {
-            Store::F32(values) => (values.grow(len), 4 * len),
-            Store::F16(values) => (values.grow(len), 2 * len),
+            Store::F32(values) => (values.grow(len, room), 4 * len),
+            Store::F16(values) => (values.grow(len, room), 2 * len),
             Store::Whole { numbers, scales } => {
-                (numbers.grow(len).and_then(|()| scales.grow(rows)), 2 * len + 4 * rows)
+                let grown = numbers.grow(len, room).and_then(|()| scales.grow(rows, rows + spare));
+                (grown, 2 * len + 4 * rows)
             }
         };
         grown.map_err(|_| Error::OutOfMemory(format!("a key-value cache of {bytes} bytes was refused")))
@@ -212,16 +213,17 @@ impl KvCache {
         Place { at: scale * width, run: width.max(1), step: width, scale }
     }
 
-    /// Makes room for `kept` tokens.
-    fn keep(&mut self, kept: usize) -> Result<()> {
+    /// Makes room for `kept` tokens, and perhaps for `spare` more.
+    fn keep(&mut self, kept: usize, spare: usize) -> Result<()> {
         self.kept = kept;
         self.slots = self.slots.max(kept.max(1).next_multiple_of(BLOCK));
-        let (rows, key_width) = (self.slots * self.shape.heads, self.key_width());
-        self.keys.grow(rows, key_width)?;
+        let (heads, key_width) = (self.shape.heads, self.key_width());
+        let (rows, spare) = (self.slots * heads, spare * heads);
+        self.keys.grow(rows, spare, key_width)?;
         if self.latent() {
             return Ok(());
         }
-        self.values.grow(rows, self.shape.value_dim)
+        self.values.grow(rows, spare, self.shape.value_dim)
     }
 
     /// Makes room for `n` more tokens without losing one that they can see.
@@ -234,8 +236,9 @@ impl KvCache {
             return Ok(());
         }
         if wanted <= self.slots || self.first == 0 && self.len <= self.slots {
-            // There are slots enough, or nothing has wrapped yet: tokens keep their places.
-            return self.keep(wanted);
+            // There are slots enough, or nothing has wrapped yet: tokens keep their places. Where they have to move, room for as many
+            // again comes with it: pages that are not touched cost nothing, and to move what is here costs more than a step.
+            return self.keep(wanted, wanted);
         }
         let image = self.image();
         *self = Self::from_image(&self.shape, self.numerics, &image, wanted)?;
@@ -323,7 +326,7 @@ impl KvCache {
         KvImage { first: self.first, len: self.len, keys, values }
     }
 
-    /// A cache from its checked image, with room for at least `kept` tokens.
+    /// A cache from its checked image, with room for at least `kept` tokens; no more than it needs, since most are copies to be kept.
     pub(crate) fn from_image(
         shape: &KvShape,
         numerics: Numerics,
@@ -331,7 +334,7 @@ impl KvCache {
         kept: usize,
     ) -> Result<Self> {
         let mut cache = Self::new(shape, numerics);
-        cache.keep(kept.max(image.len - image.first))?;
+        cache.keep(kept.max(image.len - image.first), 0)?;
         (cache.first, cache.len) = (image.first, image.len);
         let (mut keys, mut values) = (image.keys.as_slice(), image.values.as_slice());
         for position in image.first..image.len {
