@@ -7,7 +7,7 @@ use backend::{Backend, CacheFloat, GroupedSigmoid};
 use conformance::models::{Fixture, checks, fixtures, fresh_logits, logits_in_chunks, relative_error};
 use conformance::{report, run_all, run_all_fast};
 use gpu::{Choice, Gpu, Numerics, Options, Streaming};
-use models::Model;
+use models::{Logits, Model, Request};
 use store::StoreOptions;
 
 /// The adapter, opened once: kernels are compiled only once too.
@@ -134,6 +134,34 @@ fn experts_from_disk_do_not_matter() {
             assert!(error < 1e-5, "{} in chunks of {chunk}: relative error {error:.1e}", fixture.name);
             assert!(gpu.store().is_some_and(|store| store.take_stats().misses > 0), "{}", fixture.name);
         }
+    }
+}
+
+/// A file that is cut while its experts are read is an error for the step, not the end of the process.
+#[test]
+fn a_file_that_is_cut_fails_its_steps() {
+    let streaming = Streaming { part: 0.0, store: StoreOptions::new(0) };
+    let Some(gpu) = open(&Options { streaming: Some(streaming), ..exact() }) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(conformance::models::fixtures_folder().join("qwen3_5_moe-4bit")).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), folder.path().join(file.file_name())).unwrap();
+    }
+    let checkpoint = checkpoint::Checkpoint::open(folder.path()).unwrap();
+    let model = Model::load(&checkpoint, gpu).unwrap();
+    let mut state = model.state(CacheFloat::F32).unwrap();
+    let mut step = || {
+        let request = Request { tokens: &[1, 2, 3, 4, 5], state: &mut state, logits: Logits::Last };
+        model.step(&mut [request]).map(|_| ())
+    };
+    // Weights that stay are on the device when this is done.
+    step().unwrap();
+    let weights =
+        std::fs::OpenOptions::new().write(true).open(folder.path().join("model.safetensors")).unwrap();
+    weights.set_len(weights.metadata().unwrap().len() / 2).unwrap();
+    for _ in 0..2 {
+        let error = step().unwrap_err().to_string();
+        assert!(error.contains("has been changed"), "{error}");
     }
 }
 

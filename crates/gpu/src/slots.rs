@@ -47,16 +47,12 @@ impl Stream {
     /// Slots for the experts of a layer; `None` if there is room for all of them, or if they are not in a file.
     pub fn slots(&self, parts: [&Weight; 3]) -> Result<Option<Slots>> {
         let experts = parts[0].count;
-        let count = (self.part * experts as f64) as usize;
+        let count = ((self.part * experts as f64) as usize).max(1);
         if count >= experts {
             return Ok(None);
         }
         let layer = self.store.add_layer(parts).map_err(|e| Error::Read(e.to_string()))?;
-        Ok(layer.map(|layer| Slots {
-            layer,
-            count: count.max(1),
-            held: Mutex::new(Held::new(experts, count.max(1))),
-        }))
+        Ok(layer.map(|layer| Slots { layer, count, held: Mutex::new(Held::new(experts, count)) }))
     }
 }
 
