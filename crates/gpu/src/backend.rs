@@ -508,7 +508,7 @@ impl Backend for Gpu {
     ) -> Result<Tensor> {
         let shape = Shape { rows: weights.width, cols: weights.hidden };
         check::experts(x.shape(), routes.tokens, routes.experts, shape, weights.count)?;
-        self.experts_of(x, routes, weights, activation)
+        self.experts_of(&self.input(x)?, routes, weights, activation)
     }
 
     fn shared_expert(&self, x: &Tensor, weights: &Experts, activation: Activation) -> Result<Option<Tensor>> {
@@ -520,7 +520,7 @@ impl Backend for Gpu {
             }
             SharedExpert::Behind => {
                 let routes = self.routes_to(weights.count, x.shape().rows)?;
-                self.experts_of(x, &routes, weights, activation).map(Some)
+                self.experts_of(&self.input(x)?, &routes, weights, activation).map(Some)
             }
         }
     }
@@ -572,9 +572,10 @@ impl Backend for Gpu {
             return self.experts_step(h, norm, &logits, weights, add);
         }
         let x = self.rms_norm_of(h, Some(norm.w), h.shape().cols, norm.eps)?;
+        let x = self.input(&x)?;
         let routed = own.map(|own| self.rms_norm_of(h, Some(own.w), h.shape().cols, own.eps)).transpose()?;
-        let routed = self.input(routed.as_ref().unwrap_or(&x))?;
-        let logits = self.product_with(&routed, &router.stack, rows, bias, None)?;
+        let own_input = routed.as_ref().map(|routed| self.input(routed)).transpose()?;
+        let logits = self.product_with(own_input.as_ref().unwrap_or(&x), &router.stack, rows, bias, None)?;
         let shared = shared.then_some(route::Shared { gated: shared_gate.is_some() });
         let routes = match routing {
             Routing::Softmax { top_k, renormalise } => {

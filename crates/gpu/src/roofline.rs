@@ -87,6 +87,7 @@ fn roofline() {
     products(&gpu, software);
     experts(&gpu, software);
     mixers(&gpu, software);
+    prompts(&gpu, software);
     gpu.device.check().unwrap();
 }
 
@@ -218,5 +219,64 @@ fn mixers(gpu: &Gpu, software: bool) {
             gpu.attention(&q, &batch, &[&cache], &spec).unwrap();
         });
         told(&format!("attention over {context}"), (context * kv.token_bytes()) as f64, time);
+    }
+}
+
+/// What a prompt's tokens take together: products, experts, attention.
+fn prompts(gpu: &Gpu, software: bool) {
+    let n = if software { 32 } else { 2048 };
+    let told = |what: &str, multiplications: f64, time: f64| {
+        println!(
+            "{what}, {n} tokens: {:.0} us, {:.1} TFLOPS",
+            time * 1e6,
+            2.0 * multiplications / time / 1e12
+        );
+    };
+    let values = |rows: usize, cols: usize| {
+        let values: Vec<f32> = (0..rows * cols).map(|i| (i as f32 * 0.7).sin()).collect();
+        gpu.upload(rows, cols, &values).unwrap()
+    };
+    for (rows, cols) in [(12416, 2048), (2048, 4096), (8192, 2048), (512, 2048)] {
+        let matrix = gpu.matrix(&weight(1, rows, cols)).unwrap();
+        let x = values(n, cols);
+        let time = seconds(gpu, 5, |_| {
+            gpu.matmuls(&x, [&matrix]).unwrap();
+        });
+        told(&format!("product [{rows}, {cols}]"), (n * rows * cols) as f64, time);
+    }
+    let (count, hidden, width, top_k) = if software { (32, 256, 64, 4) } else { (256, 2048, 512, 8) };
+    let [up, down] = [weight(count, width, hidden), weight(count, hidden, width)];
+    let experts = gpu.expert_weights([&up, &up, &down], None).unwrap();
+    let logits: Vec<f32> = (0..n * count).map(|i| ((i * 7919 % 10_007) as f32 * 0.37).sin()).collect();
+    let routes = gpu.route_softmax(&gpu.upload(n, count, &logits).unwrap(), top_k, true).unwrap();
+    let x = values(n, hidden);
+    let time = seconds(gpu, 5, |_| {
+        gpu.experts(&x, &routes, &experts, Activation::Silu).unwrap();
+    });
+    told(&format!("{top_k} experts of {count}"), (n * top_k * 3 * hidden * width) as f64, time);
+
+    // Query heads, key heads, channels of keys and values, window.
+    let shapes = [
+        (16, 2, 256, 256, None),
+        (16, 8, 256, 256, Some(1024)),
+        (16, 2, 512, 512, None),
+        (16, 1, 576, 512, None),
+    ];
+    for (heads, key_heads, key_dim, value_dim, window) in shapes {
+        let kv = KvShape { heads: key_heads, key_dim, value_dim, float: CacheFloat::F16, window };
+        let mask = window.map_or(Mask::Causal, Mask::Window);
+        let spec = Attention { heads, scale: 0.06, mask, soft_cap: None };
+        let q = values(n, heads * key_dim);
+        let mut cache = gpu.kv_cache(&kv).unwrap();
+        let batch = Batch::new(gpu, &[(&vec![0; n], 0)]).unwrap();
+        let [k, v] = [key_dim, value_dim].map(|width| values(n, key_heads * width));
+        gpu.kv_append(&k, &v, &batch, &mut [&mut cache]).unwrap();
+        let time = seconds(gpu, 5, |_| {
+            gpu.attention(&q, &batch, &[&cache], &spec).unwrap();
+        });
+        let seen =
+            window.map_or(n / 2, |window| if n > window { window * (n - window / 2) / n } else { n / 2 });
+        let multiplications = (n * heads * seen * (key_dim + value_dim)) as f64;
+        told(&format!("attention, {heads} heads of {key_dim} and {value_dim}"), multiplications, time);
     }
 }

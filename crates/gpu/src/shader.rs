@@ -1,8 +1,8 @@
 //! Kernels as text: a file per kernel, put together with the pieces it names and a few constants.
 //!
-//! There is no preprocessor. Numbers that shape the code (threads, rows of a workgroup) are `const` lines in front; what differs
-//! more is a piece that several files offer under the same function names: how a format's codes become numbers, how a
-//! workgroup sums.
+//! Numbers that shape the code (threads, rows of a workgroup) are `const` lines in front; what differs more is a piece that several
+//! files offer under the same function names: how a format's codes become numbers, how a workgroup sums. The only
+//! preprocessor is [`repeated`]: matrices stay in registers only if each has a name of its own.
 
 use std::fmt::Write;
 use std::hash::{Hash, Hasher};
@@ -107,6 +107,7 @@ pub(crate) mod kernels {
         ATTENTION_MERGE = "attention_merge", [], 2 => 1, [128];
         ATTENTION_STEP = "attention_step", [Lanes, Store, Fours], 5 => 1, [256], "LANES" in [8], "HALF" in [0, 1],
             "ROWS" in [1, 2, 4, 8], "QUERY_QUADS" in [640];
+        ATTENTION_TILES = "attention_tiles", [], 4 => 1, [256], "SLICES" in [1, 2, 4, 8], "MATRICES" in [1];
         COMBINE = "combine", [], 4 => 1, [128];
         COMBINE_NORM = "combine_norm", [Sum, Rms], 4 => 1, [64, 256];
         COMBINE_NORM_ADD = "combine_norm_add", [Sum, Rms], 6 => 1, [64, 256];
@@ -122,7 +123,7 @@ pub(crate) mod kernels {
             "STEPS" in [2, 3, 4, 5], "ROWS" in [1];
         EXPERTS_UP_ROUNDED = "experts_up_rounded", [Lanes, Quads, WholeCodes, Rounded, Order, Choose, Sum, Rms, Activation],
             6 => 2, [256], "LANES" in [32], "STEPS" in [2, 3, 4], "ROWS" in [4], "ACTIVATION" in [0, 1];
-        EXPERTS_TILED = "experts_tiled", [Codes, Input, Tile, Activation], 6 => 1, [256], "SHARE" in [1, 2, 4],
+        EXPERTS_TILED = "experts_tiled", [Codes, Input, Tile, Activation], 6 => 1, [256], "SHARE" in [1, 2, 4, 8],
             "MATRICES" in [0, 1],
             "ACTIVATION" in [0, 1], "GATED" in [0, 1], "ALIGNED" in [0, 1];
         EXPERTS_UP = "experts_up", [Codes, Input, Totals, Activation], 4 => 1, [64], "ROWS" in [4],
@@ -136,11 +137,13 @@ pub(crate) mod kernels {
         GDN_SCAN = "gdn_scan", [Delta, Chunk], 2 => 2, [128];
         GDN_STEP = "gdn_step", [Lanes, Gates], 5 => 3, [128], "LANES" in [16], "QUADS" in [1, 2];
         GLU = "glu", [Activation], 2 => 1, [128], "ACTIVATION" in [0, 1];
+        HALVES = "halves", [], 2 => 2, [256], "MATRICES" in [1];
+        HEAD_TILES = "head_tiles", [], 0 => 2, [128];
         HEADS = "heads", [Codes, Input, Totals], 3 => 1, [64], "ROWS" in [4], "ALIGNED" in [0, 1];
         HEADS_STEP = "heads_step", [Store, Sum, Rms], 4 => 3, [128], "HALF" in [0, 1];
         HEADS_TURNED = "heads_turned", [Codes], 3 => 1, [64];
         LATENT_STEP = "latent_step", [Store, Sum, Rms], 4 => 3, [128], "HALF" in [0, 1];
-        MATMUL = "matmul", [Linear, Codes, Input, Tile], 6 => 1, [256], "SHARE" in [1, 2, 4], "MATRICES" in [0, 1],
+        MATMUL = "matmul", [Linear, Codes, Input, Tile], 6 => 1, [256], "SHARE" in [1, 2, 4, 8], "MATRICES" in [0, 1],
             "ALIGNED" in [0, 1];
         MATVEC = "matvec", [Linear, Codes, Input, Totals], 5 => 1, [32, 128, 256], "ROWS" in [4], "TOKENS" in [1, 2, 4, 8],
             "ALIGNED" in [0, 1];
@@ -153,7 +156,6 @@ pub(crate) mod kernels {
         ROPE = "rope", [], 2 => 1, [128];
         ROUTE_GROUPED = "route_grouped", [Order, Rank], 2 => 4, [256];
         ROUTE_SOFTMAX = "route_softmax", [Order, Rank, Sum], 2 => 2, [256];
-        ROW_FACTOR = "row_factor", [], 1 => 1, [64];
         SIGMOID_GATE = "sigmoid_gate", [], 2 => 1, [128];
         SOFT_CAP = "soft_cap", [], 1 => 1, [128];
         TOP = "top", [Order, Best], 2 => 2, [256], "AGAIN" in [0, 1];
@@ -263,6 +265,8 @@ impl Variant {
                     .for_each(|piece| text.push_str(piece)),
                 Rounded => text.push_str(piece!("pieces/rounded")),
                 Choose => text.push_str(piece!("pieces/choose")),
+                // Tiles of matrices have their own.
+                Input if self.matrices() => {}
                 Input if self.constant("ALIGNED") == Some(1) => text.push_str(piece!("pieces/input_aligned")),
                 Input => text.push_str(piece!("pieces/input_ragged")),
                 Tile if self.matrices() => text.push_str(piece!("pieces/tile_matrices")),
@@ -281,7 +285,7 @@ impl Variant {
             }
         }
         text.push_str(self.kernel.text);
-        text
+        repeated(&text, |name| self.constant(name))
     }
 }
 
@@ -298,6 +302,30 @@ impl Hash for Variant {
     fn hash<H: Hasher>(&self, state: &mut H) {
         (self.kernel.name, self.format, self.threads, &self.constants).hash(state);
     }
+}
+
+/// A text in which lines between `// repeat i < N` and `// end repeat` are there N times, with `#i` from 0 to N - 1. N is a number or one
+/// of the constants. On an H200, sums in an array of matrices took three times as long as sums with names.
+fn repeated(text: &str, constant: impl Fn(&str) -> Option<u32>) -> String {
+    let mut open = vec![(String::new(), 0, String::new())];
+    for line in text.lines() {
+        if let Some((name, count)) = line.trim().strip_prefix("// repeat ").and_then(|l| l.split_once(" < "))
+        {
+            let count = constant(count).or_else(|| count.parse().ok());
+            open.push((format!("#{name}"), count.expect("a constant or a number"), String::new()));
+            continue;
+        }
+        if line.trim() != "// end repeat" {
+            let body = &mut open.last_mut().expect("the text itself").2;
+            body.push_str(line);
+            body.push('\n');
+            continue;
+        }
+        let (name, count, body) = open.pop().expect("a repetition that ends has begun");
+        let outer = &mut open.last_mut().expect("the text itself").2;
+        (0..count).for_each(|i| outer.push_str(&body.replace(&name, &i.to_string())));
+    }
+    open.swap_remove(0).2
 }
 
 macro_rules! format_piece {
@@ -406,8 +434,11 @@ mod tests {
 
     /// Whether a combination of constants makes sense.
     fn occurs(variant: &Variant) -> bool {
-        let [gated, activation, rows, input] =
-            ["GATED", "ACTIVATION", "ROWS", "INPUT"].map(|name| variant.constant(name));
+        let [gated, activation, rows, input, share] =
+            ["GATED", "ACTIVATION", "ROWS", "INPUT", "SHARE"].map(|name| variant.constant(name));
+        if share == Some(8) && !variant.matrices() {
+            return false;
+        }
         let rounded = variant.kernel.pieces.contains(&Rounded) && gated.is_some();
         !rounded
             || match gated {

@@ -14,7 +14,7 @@ use crate::slots::Slots;
 use crate::tensor::Tensor;
 
 /// Rows that no part boundary cuts: what a workgroup takes.
-const TOGETHER: usize = 64;
+const TOGETHER: usize = 128;
 
 /// Bytes behind the last row.
 const SPARE: usize = 16;
@@ -368,7 +368,7 @@ mod tests {
         assert_eq!(cut(10, 10, 10).len(), 1);
         assert_eq!(cut(40, 10, 25), [0..20, 20..40]);
         assert_eq!(cut(50, 10, 25), [0..20, 20..40, 40..50]);
-        assert_eq!(cut(200, 100, 70), [0..64, 64..100, 100..164, 164..200]);
-        assert_eq!(cut(65, 65, 3), [0..64, 64..65]);
+        assert_eq!(cut(400, 200, 140), [0..128, 128..200, 200..328, 328..400]);
+        assert_eq!(cut(129, 129, 3), [0..128, 128..129]);
     }
 }

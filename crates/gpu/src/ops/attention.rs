@@ -36,6 +36,12 @@ const MERGED_CHANNELS: usize = 32;
 /// Widest head of a single token whose norm and rotation are one dispatch.
 const WIDEST_HEAD: usize = 1024;
 
+/// The same on matrix units: query rows of a workgroup, which takes as many positions and channels at a time, the most channels of a value,
+/// and workgroups that are enough.
+const TILE: usize = 64;
+const WIDEST_VALUE: usize = 512;
+const TILES_BUSY: usize = 264;
+
 /// What attention over one cache takes besides it.
 pub(crate) struct Queries<'a> {
     /// `[n, heads * width]`
@@ -56,6 +62,24 @@ pub(crate) struct HeadGate<'a> {
     /// Columns from one head's to the next, and before the first.
     pub stride: usize,
     pub offset: usize,
+}
+
+/// The first position that a token at `position` sees.
+fn first_seen(mask: Mask, position: usize) -> usize {
+    match mask {
+        Mask::Window(window) => (position + 1).saturating_sub(window),
+        Mask::None | Mask::Causal => 0,
+    }
+}
+
+/// A mask as kernels know it, over `len` positions.
+fn mask_number(mask: Mask, len: usize) -> u32 {
+    match mask {
+        Mask::None => 0,
+        Mask::Causal => 1,
+        // A window beyond all there is shows all there is.
+        Mask::Window(window) => window.min(len) as u32 + 1,
+    }
 }
 
 fn half(float: CacheFloat) -> u32 {
@@ -98,6 +122,9 @@ impl Gpu {
         if gate.is_some() {
             return Err(::backend::Error::Unsupported("gates of several tokens".into()));
         }
+        if self.attend_tiles(queries, span, cache, y)? {
+            return Ok(());
+        }
         let key_heads = cache.shape.heads;
         let width = q.shape().cols / spec.heads;
         let width_more = more.map_or(0, |more| more.shape().cols / spec.heads);
@@ -118,12 +145,7 @@ impl Gpu {
         let words = [1, 2].into_iter().find(|w| value_words <= w * THREADS).unwrap_or(4);
         let chunks = value_words.div_ceil(words * THREADS);
         let blocks = count.div_ceil(rows);
-        // Positions from the first that any of the tokens sees.
-        let seen_from = match spec.mask {
-            Mask::Window(window) => (span.position + 1).saturating_sub(window),
-            Mask::None | Mask::Causal => 0,
-        };
-        let len = span.position + span.len;
+        let (seen_from, len) = (first_seen(spec.mask, span.position), span.position + span.len);
         let wanted = BUSY.div_ceil(blocks * key_heads * chunks);
         let split_len = (len - seen_from).div_ceil(wanted).max(SHORTEST_SPLIT).next_multiple_of(THREADS);
         // Splits are counted from position 0; those before the first that is seen find nothing to do.
@@ -132,12 +154,7 @@ impl Gpu {
             Some(values) => (values, cache.words(cache.shape.value_dim)),
             None => (cache.keys(), cache.words(cache.shape.key_dim)),
         };
-        let mask = match spec.mask {
-            Mask::None => 0,
-            Mask::Causal => 1,
-            // A window beyond all there is shows all there is.
-            Mask::Window(window) => window.min(len) as u32 + 1,
-        };
+        let mask = mask_number(spec.mask, len);
         let number = |n: usize| n as u32;
         let numbers = [
             number(span.len),
@@ -178,6 +195,65 @@ impl Gpu {
         Ok(())
     }
 
+    /// The same on matrix units, where there are any, caches hold halves and heads are whole eights; returns whether that is so.
+    fn attend_tiles(&self, queries: &Queries<'_>, span: &Span, cache: &KvCache, y: &Tensor) -> Result<bool> {
+        let Queries { q, more, spec, value_width, .. } = queries;
+        let key_words = cache.words(cache.shape.key_dim);
+        let (value_plane, value_words) = match cache.values() {
+            Some(values) => (values, cache.words(cache.shape.value_dim)),
+            None => (cache.keys(), key_words),
+        };
+        let whole = key_words.is_multiple_of(4) && value_words.is_multiple_of(4);
+        let fits = cache.shape.float == CacheFloat::F16 && whole && *value_width <= WIDEST_VALUE;
+        if !self.device.matrices || !fits {
+            return Ok(false);
+        }
+        let key_heads = cache.shape.heads;
+        let group = spec.heads / key_heads;
+        let halves = self.halves((*q, *more), span.row..span.row + span.len, (spec.heads, group))?;
+        let slices = [1, 2, 4].into_iter().find(|s| *value_width <= s * TILE).unwrap_or(8);
+        let (count, len) = (span.len * group, span.position + span.len);
+        let blocks = count.div_ceil(TILE);
+        let wanted = TILES_BUSY.div_ceil(blocks * key_heads);
+        let seen = len - first_seen(spec.mask, span.position);
+        let split_len = seen.div_ceil(wanted).max(4 * TILE).next_multiple_of(TILE);
+        // Splits are counted from position 0; those before the first that is seen find nothing to do.
+        let splits = len.div_ceil(split_len);
+        let number = |n: usize| n as u32;
+        let numbers = [
+            number(count),
+            number(group),
+            number(span.row),
+            number(span.position),
+            number(spec.heads),
+            number(key_heads),
+            number(halves.eights),
+            number(key_words / 4),
+            number(value_words / 4),
+            number(*value_width),
+            number(cache.slots()),
+            number(len),
+            mask_number(spec.mask, len),
+            spec.scale.to_bits(),
+            spec.soft_cap.unwrap_or(0.0).to_bits(),
+            number(splits),
+            number(split_len),
+        ];
+        let variant =
+            Variant::new(&kernels::ATTENTION_TILES, 256).with("SLICES", slices as u32).with("MATRICES", 1);
+        let grid = [blocks as u32, key_heads as u32, splits as u32];
+        let inputs = [&halves.words, &halves.factors, cache.keys(), value_plane];
+        let [words, factors, keys, values] = inputs;
+        if splits == 1 {
+            self.run(&variant, &[words, factors, keys, values, y.buffer()], &numbers, grid);
+            return Ok(true);
+        }
+        let partial = self.pool.take(4 * (splits * span.len * spec.heads * (value_width + 2)) as u64)?;
+        self.run(&variant, &[words, factors, keys, values, &partial], &numbers, grid);
+        self.merge(queries, &partial, span, splits, y);
+        Ok(true)
+    }
+
     /// Puts the results of several splits together.
     fn merge(&self, queries: &Queries<'_>, partial: &Buffer, span: &Span, splits: usize, y: &Tensor) {
         let Queries { spec, value_width, gate, .. } = queries;
@@ -212,10 +288,7 @@ impl Gpu {
         let chunks = value_fours.div_ceil(STEP_THREADS / rows);
         let blocks = group.div_ceil(rows);
         let end = span.position + 1;
-        let begin = match spec.mask {
-            Mask::Window(window) => end.saturating_sub(window),
-            Mask::None | Mask::Causal => 0,
-        };
+        let begin = first_seen(spec.mask, span.position);
         let wanted = STEP_BUSY.div_ceil(blocks * key_heads * chunks);
         let split_len = (end - begin).div_ceil(wanted).next_multiple_of(STEP_CHUNK);
         // Splits are counted from position 0; those before the first that is seen find nothing to do.

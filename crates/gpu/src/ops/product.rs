@@ -18,16 +18,11 @@ use crate::{Gpu, Tensor};
 const THREADS: u32 = 64;
 const ROWS: usize = 4;
 
-/// Rows of a tile.
-const TILE_ROWS: usize = 64;
-
 /// Most tokens for which a product goes row by row.
 const FEW: usize = 8;
 
-/// Tokens of a tile, by sixteens: no more than are needed.
-fn share(tokens: usize) -> usize {
-    [1, 2].into_iter().find(|share| tokens <= 16 * share).unwrap_or(4)
-}
+/// Columns of rows of halves are filled up to so many, which kernels take at a time.
+const HALVES: usize = 64;
 
 /// Threads that share a row of a product of few tokens. Of few rows each must come quickly; of many, more are at work at once
 /// the fewer threads each takes. Measured on an H200 (docs/performance.md).
@@ -51,6 +46,17 @@ fn chain<const N: usize>(stack: &Stack, numbers: [usize; N]) -> Vec<u32> {
 }
 
 impl Gpu {
+    /// Tokens of a tile, by sixteens: no more than are needed.
+    fn share(&self, tokens: usize) -> usize {
+        let most = if self.device.matrices { 8 } else { 4 };
+        [1, 2, 4].into_iter().find(|share| tokens <= 16 * share).unwrap_or(most)
+    }
+
+    /// Rows of a tile.
+    fn tile_rows(&self) -> usize {
+        if self.device.matrices { 128 } else { 64 }
+    }
+
     fn tiles_of(&self, kernel: &'static Kernel, stack: &Stack, share: usize) -> Variant {
         Variant::new(kernel, 256)
             .format(stack.format)
@@ -62,21 +68,40 @@ impl Gpu {
     /// An input of one or several products.
     pub(crate) fn input<'a>(&self, x: &'a Tensor) -> Result<Input<'a>> {
         if x.shape().rows <= FEW {
-            return Ok(Input { x, factors: None });
+            return Ok(Input { x, halves: None });
         }
         self.input_of_tiles(x)
     }
 
     fn input_of_tiles<'a>(&self, x: &'a Tensor) -> Result<Input<'a>> {
-        if !self.device.matrices {
-            return Ok(Input { x, factors: None });
-        }
-        let Shape { rows, cols } = x.shape();
-        let factors = self.tensor(1, rows)?;
-        let numbers = [rows as u32, cols as u32];
-        let variant = Variant::new(&kernels::ROW_FACTOR, 64);
-        self.run(&variant, &[x.buffer(), factors.buffer()], &numbers, folded(rows));
-        Ok(Input { x, factors: Some(factors) })
+        let halves = match self.device.matrices {
+            true => Some(self.halves((x, None), 0..x.shape().rows, (1, 1))?),
+            false => None,
+        };
+        Ok(Input { x, halves })
+    }
+
+    /// Rows `tokens` of `[a | b]`, of each of some heads, as halves; those of neighbouring heads of a group come together.
+    pub(crate) fn halves(
+        &self,
+        (a, b): (&Tensor, Option<&Tensor>),
+        tokens: Range<usize>,
+        (heads, group): (usize, usize),
+    ) -> Result<Halves> {
+        let [width_a, width_b] = [Some(a), b].map(|x| x.map_or(0, |x| x.shape().cols / heads));
+        let eights = (width_a + width_b).next_multiple_of(HALVES) / 8;
+        let rows = tokens.len() * heads;
+        let halves = Halves {
+            words: self.pool.take(16 * (rows * eights) as u64)?,
+            factors: self.pool.take(4 * rows as u64)?,
+            eights,
+        };
+        let numbers =
+            [tokens.len(), tokens.start, heads, group, width_a, width_b, 4 * eights].map(|n| n as u32);
+        let buffers = [a.buffer(), b.unwrap_or(a).buffer(), &halves.words, &halves.factors];
+        let variant = Variant::new(&kernels::HALVES, 256).with("MATRICES", 1);
+        self.run(&variant, &buffers, &numbers, folded(rows.div_ceil(8)));
+        Ok(halves)
     }
 
     pub(crate) fn embed_of(&self, table: &Matrix, batch: &Batch<Self>, factor: f32) -> Result<Tensor> {
@@ -147,9 +172,10 @@ impl Gpu {
                 let buffers = [codes, scales, x, bias, residual, y.buffer()];
                 self.run(&variant, &buffers, &numbers, grid(ROWS, tokens));
             } else {
-                let variant = self.tiles_of(&kernels::MATMUL, stack, share(n));
-                let buffers = [codes, scales, x, bias, residual, input.factors(), y.buffer()];
-                self.run(&variant, &buffers, &numbers, grid(TILE_ROWS, 16 * share(n)));
+                let share = self.share(n);
+                let variant = self.tiles_of(&kernels::MATMUL, stack, share);
+                let buffers = [codes, scales, input.rows(), bias, residual, input.factors(), y.buffer()];
+                self.run(&variant, &buffers, &numbers, grid(self.tile_rows(), 16 * share));
             }
         }
         Ok(y)
@@ -193,6 +219,14 @@ impl Gpu {
         let HeadMatrices { count, rows, stack, transposed } = weights;
         let y = self.tensor(shape.rows, shape.cols)?;
         let items = shape.rows * count;
+        if !transposed && shape.rows > FEW && self.device.matrices {
+            let groups = self.groups_of_heads(shape.rows, *count)?;
+            // A head's input is a row of its own.
+            let x = x.clone().with_shape(Shape { rows: items, cols: stack.cols });
+            let result = y.clone().with_shape(Shape { rows: items, cols: *rows });
+            self.tiled(&self.input_of_tiles(&x)?, stack, 1, None, &groups, &result);
+            return Ok(y);
+        }
         for (i, part) in stack.parts.iter().enumerate() {
             let add = usize::from(i > 0);
             let numbers = chain(stack, [part.rows.start, part.rows.end, *rows, shape.rows, *count, add]);
@@ -212,6 +246,17 @@ impl Gpu {
             }
         }
         Ok(y)
+    }
+
+    /// Every head's tokens together.
+    fn groups_of_heads(&self, tokens: usize, heads: usize) -> Result<Groups> {
+        let share = self.share(tokens);
+        let tiles = heads * tokens.div_ceil(16 * share);
+        let (list, table) =
+            (self.pool.take(4 * (tokens * heads) as u64)?, self.pool.take(16 * tiles as u64)?);
+        let numbers = [tokens, heads, 16 * share].map(|n| n as u32);
+        self.run_each(&each(&kernels::HEAD_TILES), &[&list, &table], &numbers, tokens * heads);
+        Ok(Groups { list, table, tiles, share })
     }
 
     /// `h[t, k] = W_e x[t]` for every chosen expert e; with an activation, rows of gate and up alternate and come out as
@@ -240,7 +285,7 @@ impl Gpu {
 
     pub(crate) fn experts_of(
         &self,
-        x: &Tensor,
+        x: &Input<'_>,
         routes: &Routes,
         weights: &Experts,
         activation: Activation,
@@ -254,7 +299,7 @@ impl Gpu {
         let mut step = |routes: &Routes| match &results {
             Some(results) => self.results_of_many(x, routes, weights, activation, results),
             None => {
-                self.sums_of_few(x, routes, weights, activation, (&y, add))?;
+                self.sums_of_few(x.x, routes, weights, activation, (&y, add))?;
                 add = true;
                 Ok(())
             }
@@ -310,14 +355,15 @@ impl Gpu {
     /// expert's tokens go together.
     fn results_of_many(
         &self,
-        x: &Tensor,
+        x: &Input<'_>,
         routes: &Routes,
         weights: &Experts,
         activation: Activation,
         results: &Tensor,
     ) -> Result<()> {
         let (pairs, experts) = (routes.tokens * routes.top_k, weights.matrices());
-        let share = share(pairs.div_ceil(experts));
+        // Experts rarely have as many tokens as fill several wide tiles.
+        let share = self.share(pairs.div_ceil(experts)).min(4);
         // Every expert may leave a tile that is not full.
         let tiles = pairs / (16 * share) + experts;
         let (list, table) = (self.pool.take(4 * pairs as u64)?, self.pool.take(16 * tiles as u64)?);
@@ -331,7 +377,6 @@ impl Gpu {
         self.run(&variant, &[&spans, &groups.table], &numbers, [1, 1, 1]);
 
         let (width, k) = (weights.width, routes.top_k);
-        let x = &self.input_of_tiles(x)?;
         let hidden = match &weights.up {
             UpStacks::Alternating(stack) => {
                 let hidden = self.tensor(pairs, width)?;
@@ -369,10 +414,10 @@ impl Gpu {
         for part in &stack.parts {
             let numbers = chain(stack, [part.rows.start, part.rows.end, rows, per]);
             let inputs =
-                [&part.codes, &part.scales, input.x.buffer(), &groups.list, &groups.table, input.factors()];
+                [&part.codes, &part.scales, input.rows(), &groups.list, &groups.table, input.factors()];
             let [codes, scales, x, list, table, factors] = inputs;
             let buffers = [codes, scales, x, list, table, factors, h.buffer()];
-            self.run(&variant, &buffers, &numbers, by_item(rows.div_ceil(TILE_ROWS), groups.tiles));
+            self.run(&variant, &buffers, &numbers, by_item(rows.div_ceil(self.tile_rows()), groups.tiles));
         }
     }
 }
@@ -394,17 +439,30 @@ fn parts_of<const N: usize>(y: &Tensor, weights: [&Matrix; N]) -> [Tensor; N] {
     })
 }
 
-/// Rows of inputs, and what they are divided by before they are rounded to halves, where they are.
+/// Rows of inputs, and the same as halves for matrix units, where these multiply.
 pub(crate) struct Input<'a> {
     x: &'a Tensor,
-    factors: Option<Tensor>,
+    halves: Option<Halves>,
 }
 
 impl Input<'_> {
-    /// The factors; where there are none, nobody reads what stands in for them.
-    fn factors(&self) -> &Buffer {
-        self.factors.as_ref().unwrap_or(self.x).buffer()
+    /// What kernels read.
+    fn rows(&self) -> &Buffer {
+        self.halves.as_ref().map_or(self.x.buffer(), |halves| &halves.words)
     }
+
+    /// What halves were divided by; where there are none, nobody reads what stands in for them.
+    fn factors(&self) -> &Buffer {
+        self.halves.as_ref().map_or(self.x.buffer(), |halves| &halves.factors)
+    }
+}
+
+/// Rows of halves, and what they were divided by.
+pub(crate) struct Halves {
+    pub words: Buffer,
+    pub factors: Buffer,
+    /// Eights of a row.
+    pub eights: usize,
 }
 
 /// Pairs of tokens and experts, sorted by expert and cut into tiles.

@@ -21,9 +21,12 @@ struct Params {
 @group(0) @binding(5) var<storage, read> factors: array<f32>;
 @group(0) @binding(6) var<storage, read_write> h: array<f32>;
 
-// Where the tile's pairs begin in the list, and how many there are.
+const PAIR: u32 = 1u + GATED;
+
+// Where the tile's pairs begin in the list, and how many there are; its first row within the expert.
 var<private> begin: u32;
 var<private> count: u32;
+var<private> within: u32;
 
 fn tile_input(i: u32) -> u32 {
     if i >= count {
@@ -32,12 +35,23 @@ fn tile_input(i: u32) -> u32 {
     return list[begin + i] / params.share;
 }
 
+fn tile_finish(i: u32, row: u32, products: vec2<f32>) {
+    if i >= count {
+        return;
+    }
+    var value = products.x;
+    if GATED == 1u {
+        value = activate(value) * products.y;
+    }
+    h[(list[begin + i] * params.expert_rows + within + row) / PAIR] = value;
+}
+
 @compute @workgroup_size(THREADS)
 fn main(place: Place) {
     let tile = tiles[place.workgroup.y + place.workgroup.z * place.grid.y];
     begin = tile.y;
     count = tile.z;
-    let within = place.workgroup.x * TILE_ROWS;
+    within = place.workgroup.x * TILE_ROWS;
     let row = tile.x * params.expert_rows + within;
     let end = min((tile.x + 1u) * params.expert_rows, params.end);
     // No such tile, or its rows lie in another part: all threads leave.
@@ -45,20 +59,4 @@ fn main(place: Place) {
         return;
     }
     multiply_tile(row - params.first, end - params.first, place);
-    for (var j = 0u; j < SHARE; j++) {
-        let i = place.thread % 16u + 16u * j;
-        if i < count {
-            let start = list[begin + i] * (params.expert_rows / (1u + GATED));
-            for (var k = 0u; k < 4u; k += 1u + GATED) {
-                let r = within + place.thread / 16u * 4u + k;
-                if row - within + r < end {
-                    var value = tile_sums[j][k];
-                    if GATED == 1u {
-                        value = activate(value) * tile_sums[j][k + 1u];
-                    }
-                    h[start + r / (1u + GATED)] = value;
-                }
-            }
-        }
-    }
 }

@@ -11,8 +11,10 @@ var<workgroup> tile_inputs: array<f32, STEP * TILE_TOKENS>;
 // Sums of the thread's four rows for each of its tokens.
 var<private> tile_sums: array<vec4<f32>, SHARE>;
 
-// The row of x that token `i` of the tile is, or NO_INPUT. Each kernel has its own.
+// Each kernel says which row of x token `i` of the tile is, or NO_INPUT, and what becomes of its products with PAIR neighbouring
+// rows: the first and the last of them.
 // fn tile_input(i: u32) -> u32
+// fn tile_finish(i: u32, row: u32, products: vec2<f32>)
 
 // Rows `first..end` of the weight. All threads of the workgroup must call it.
 fn multiply_tile(first: u32, end: u32, place: Place) {
@@ -54,5 +56,14 @@ fn multiply_tile(first: u32, end: u32, place: Place) {
             }
         }
         workgroupBarrier();
+    }
+    for (var j = 0u; j < SHARE; j++) {
+        let sums = tile_sums[j];
+        for (var k = 0u; k < 4u; k += PAIR) {
+            let of_tile = thread / 16u * 4u + k;
+            if first + of_tile < end {
+                tile_finish(thread % 16u + 16u * j, of_tile, vec2(sums[k], sums[k + PAIR - 1u]));
+            }
+        }
     }
 }
