@@ -21,6 +21,9 @@ const ROWS: usize = 4;
 /// Most tokens for which a product goes row by row.
 const FEW: usize = 8;
 
+/// Workgroups that keep a large device busy.
+const BUSY: usize = 256;
+
 /// Columns of rows of halves are filled up to so many, which kernels take at a time.
 const HALVES: usize = 64;
 
@@ -50,6 +53,16 @@ impl Gpu {
     fn share(&self, tokens: usize) -> usize {
         let most = if self.device.matrices { 8 } else { 4 };
         [1, 2, 4].into_iter().find(|share| tokens <= 16 * share).unwrap_or(most)
+    }
+
+    /// The same for a product with so many rows: rather small tiles than too few to keep a large device busy.
+    fn share_for(&self, rows: usize, tokens: usize) -> usize {
+        let mut share = self.share(tokens);
+        let tiles = |share: usize| rows.div_ceil(self.tile_rows()) * tokens.div_ceil(16 * share);
+        while self.device.matrices && share > 2 && tiles(share) < BUSY {
+            share /= 2;
+        }
+        share
     }
 
     /// Rows of a tile.
@@ -172,7 +185,7 @@ impl Gpu {
                 let buffers = [codes, scales, x, bias, residual, y.buffer()];
                 self.run(&variant, &buffers, &numbers, grid(ROWS, tokens));
             } else {
-                let share = self.share(n);
+                let share = self.share_for(here.len(), n);
                 let variant = self.tiles_of(&kernels::MATMUL, stack, share);
                 let buffers = [codes, scales, input.rows(), bias, residual, input.factors(), y.buffer()];
                 self.run(&variant, &buffers, &numbers, grid(self.tile_rows(), 16 * share));
