@@ -5,6 +5,7 @@ use std::sync::{Arc, atomic::AtomicBool, atomic::Ordering};
 use std::time::Duration;
 
 use backend::CacheFloat;
+use checkpoint::{Checkpoint, TensorSpec};
 use conformance::models::Fixture;
 use conformance::models::fixtures_folder;
 use cpu::{Cpu, Numerics, Options};
@@ -14,14 +15,25 @@ use engine::{
 };
 use models::Model;
 
-/// One of each kind: attention alone, a sliding window, a latent cache, recurrent layers.
-const FIXTURES: [&str; 4] = ["qwen3_moe-bf16", "gemma4-moe-bf16", "deepseek_v3-4bit", "qwen3_5_moe-4bit"];
+/// One of each kind: attention alone, a sliding window, a latent cache, recurrent layers; and heads that guess, of random weights, so
+/// that they are nearly always wrong.
+const FIXTURES: [&str; 6] = [
+    "qwen3_moe-bf16",
+    "gemma4-moe-bf16",
+    "deepseek_v3-4bit",
+    "qwen3_5_moe-4bit",
+    "qwen3_5_moe-mtp-bf16",
+    "deepseek_v3-mtp-bf16",
+];
 
 fn engine(name: &str, options: &EngineOptions) -> Engine<Cpu> {
-    let fixture = Fixture::open(&fixtures_folder().join(name));
+    engine_of(&Fixture::open(&fixtures_folder().join(name)).checkpoint, options)
+}
+
+fn engine_of(checkpoint: &Checkpoint, options: &EngineOptions) -> Engine<Cpu> {
     let cpu = Cpu::new(Options { threads: Some(1), numerics: Numerics::Exact, ..Options::default() })
         .expect("a CPU");
-    Engine::new(Model::load(&fixture.checkpoint, cpu).expect("a model"), options).expect("an engine")
+    Engine::new(Model::load_drafting(checkpoint, cpu).expect("a model"), options).expect("an engine")
 }
 
 fn exact() -> EngineOptions {
@@ -159,6 +171,114 @@ fn guesses_change_nothing_and_save_steps() {
             println!("{name}: {steps:?} steps for 150 tokens");
             assert!(steps[1] <= steps[0], "{name}: {steps:?}");
         }
+    }
+}
+
+/// A fixture's model in which every token decides alone what follows it, and whose drafting head knows that, or takes the least
+/// probable token for the most probable one.
+fn chain(name: &str, right: bool) -> (tempfile::TempDir, Checkpoint) {
+    const ONE: u16 = 0x3f80;
+    const MINUS_ONE: u16 = 0xbf80;
+    let (from, to) = (fixtures_folder().join(name), tempfile::tempdir().expect("a folder"));
+    let mut tensors = checkpoint::read_file(&from.join("model.safetensors")).expect("weights");
+    tensors.extend(checkpoint::read_file(&from.join("mtp.safetensors")).expect("a head"));
+    let final_norm = tensors.iter().find(|(name, _)| name.ends_with("model.norm.weight")).expect("a norm").1;
+    let final_norm = final_norm.bytes.to_vec();
+    let contents = |name: &str, tensor: &checkpoint::Tensor| {
+        let ends = |ends: &[&str]| ends.iter().any(|end| name.ends_with(end));
+        let bf16 = |value: &dyn Fn(usize) -> u16| {
+            (0..tensor.shape.iter().product()).flat_map(|i| value(i).to_le_bytes()).collect()
+        };
+        if ends(&["o_proj.weight", "out_proj.weight", "down_proj.weight"]) {
+            bf16(&|_| 0)
+        } else if ends(&["mtp.fc.weight", "eh_proj.weight"]) {
+            let one = if right { ONE } else { MINUS_ONE };
+            bf16(&|i| if i / tensor.shape[1] == i % tensor.shape[1] { one } else { 0 })
+        } else if ends(&["pre_fc_norm_embedding.weight", "enorm.weight"]) {
+            bf16(&|_| ONE)
+        } else if ends(&["mtp.norm.weight", "shared_head.norm.weight"]) {
+            final_norm.clone()
+        } else {
+            tensor.bytes.to_vec()
+        }
+    };
+    let written: Vec<_> = tensors.iter().map(|(name, tensor)| contents(name, tensor)).collect();
+    let specs = tensors.into_values().map(|t| TensorSpec { name: t.name, dtype: t.dtype, shape: t.shape });
+    let parts: Vec<_> = specs.zip(&written).map(|(spec, bytes)| (spec, bytes.as_slice())).collect();
+    checkpoint::write_file(&to.path().join("model.safetensors"), &parts).expect("a file");
+    std::fs::copy(from.join("config.json"), to.path().join("config.json")).expect("a config");
+    let checkpoint = Checkpoint::open(to.path()).expect("a checkpoint");
+    (to, checkpoint)
+}
+
+/// The longest answer to one token in which no token comes twice, so that there is no repetition to guess from.
+fn longest_chain(single: &Engine<Cpu>) -> (u32, Vec<u32>) {
+    let vocabulary = single.model().summary().vocabulary as u32;
+    let until_twice = |first: u32| {
+        let ids = alone(single, &[first], 30, SamplingParams::greedy());
+        let fresh = (0..ids.len()).take_while(|i| ids[*i] != first && !ids[..*i].contains(&ids[*i])).count();
+        ids[..fresh].to_vec()
+    };
+    let chains = (0..vocabulary).map(|first| (first, until_twice(first)));
+    chains.max_by_key(|(_, ids)| ids.len()).expect("a vocabulary")
+}
+
+#[test]
+fn a_drafting_head_saves_steps_when_it_is_right_and_changes_nothing_when_it_is_wrong() {
+    for name in ["qwen3_5_moe-mtp-bf16", "deepseek_v3-mtp-bf16"] {
+        for right in [true, false] {
+            let (_folder, checkpoint) = chain(name, right);
+            let single = engine_of(&checkpoint, &exact());
+            let (first, expected) = longest_chain(&single);
+            assert!(expected.len() >= 10, "{name}: {expected:?}");
+            let run = |speculate: bool| {
+                let options = SchedulerOptions { speculate, ..SchedulerOptions::default() };
+                let engine = engine_of(&checkpoint, &exact());
+                let scheduler = Scheduler::start(engine, options).expect("a thread");
+                let heard = ask(&scheduler, &[first], expected.len(), SamplingParams::greedy()).wait();
+                assert_eq!(heard.ids, expected, "{name}");
+                scheduler.finish();
+                scheduler.stats()
+            };
+            let stats = run(true);
+            println!("{name}: {} of {} right", stats.guessed_right, stats.guessed);
+            assert!(stats.guessed > 0, "{name}");
+            assert_eq!(stats.guessed_right, if right { stats.guessed } else { 0 }, "{name}");
+            assert_eq!(stats.steps, stats.tokens - stats.guessed_right, "{name}");
+            let plain = run(false);
+            assert_eq!((plain.guessed, plain.steps), (0, plain.tokens), "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_drafting_head_goes_on_with_its_sequence() {
+    for name in ["qwen3_5_moe-mtp-bf16", "deepseek_v3-mtp-bf16"] {
+        let (_folder, checkpoint) = chain(name, true);
+        let single = engine_of(&checkpoint, &exact());
+        let (first, chain) = longest_chain(&single);
+        let scheduler = Scheduler::start(engine_of(&checkpoint, &exact()), SchedulerOptions::default());
+        let scheduler = scheduler.expect("a thread");
+        // Four at once, some of them sampled; then further turns of them, and one that begins alike and goes on otherwise.
+        let prompt: Vec<u32> = (0..40).map(|i| i * 7 % 61).collect();
+        let settings = |i: usize| if i < 2 { SamplingParams::greedy() } else { seeded(i as u64) };
+        let mut prompts: Vec<Vec<u32>> = (0..4).map(|i| [&prompt[..20 + i], &[first]].concat()).collect();
+        for turn in 0..3 {
+            let answers: Vec<_> =
+                prompts.iter().enumerate().map(|(i, p)| ask(&scheduler, p, 14, settings(i))).collect();
+            for (i, answer) in answers.into_iter().enumerate() {
+                let heard = answer.wait();
+                assert_eq!(heard.ids, alone(&single, &prompts[i], 14, settings(i)), "{name}, turn {turn}");
+                prompts[i].extend(&heard.ids);
+                prompts[i].extend([i as u32, first]);
+            }
+            let shared = prompts[1].len() - 5;
+            prompts[1].truncate(shared);
+            prompts[1].extend([9, 9, chain[0]]);
+        }
+        scheduler.finish();
+        let stats = scheduler.stats();
+        assert!(stats.guessed_right > 0 && stats.reused_tokens > 0, "{name}: {stats:?}");
     }
 }
 
