@@ -93,7 +93,7 @@ pub fn drafted_logits<B: Backend>(
     let b = model.backend();
     let mut state = model.state(CacheFloat::F32)?;
     let mut request = [Request { tokens: ids, state: &mut state, logits: Logits::None }];
-    let hidden = model.step_with_hidden(&mut request)?.1.expect("a drafting head");
+    let hidden = model.step_with_hidden(&mut request)?.hidden.expect("a drafting head");
     let mut state = model.draft_state(CacheFloat::F32)?.expect("a drafting head");
     let mut draft = |hidden: &B::Tensor, tokens: &[u32]| {
         let mut requests = [Request { tokens, state: &mut state, logits: Logits::All }];

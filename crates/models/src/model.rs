@@ -108,6 +108,14 @@ pub struct Request<'a, B: Backend> {
     pub logits: Logits,
 }
 
+/// What a step leaves.
+pub struct Stepped<B: Backend> {
+    /// The wanted logits, one row each.
+    pub logits: Option<B::Tensor>,
+    /// What the drafting head takes of every token, where there is such a head.
+    pub hidden: Option<B::Tensor>,
+}
+
 /// Guesses of a drafting head.
 pub struct Drafted<B: Backend> {
     /// Logits of the tokens after the next, one row for each that was wanted.
@@ -221,13 +229,11 @@ impl<B: Backend> Model<B> {
     }
 
     /// The same, and what the drafting head takes of every token, if there is such a head.
-    pub fn step_with_hidden(
-        &self,
-        requests: &mut [Request<'_, B>],
-    ) -> Result<(Option<B::Tensor>, Option<B::Tensor>)> {
+    pub fn step_with_hidden(&self, requests: &mut [Request<'_, B>]) -> Result<Stepped<B>> {
         let (logits, hidden) = self.run(requests)?;
         let drafts = self.network.drafts();
-        Ok((logits, drafts.map(|drafts| drafts.hidden(&self.backend, &hidden)).transpose()?))
+        let hidden = drafts.map(|drafts| drafts.hidden(&self.backend, &hidden)).transpose()?;
+        Ok(Stepped { logits, hidden })
     }
 
     /// The wanted logits, and the hidden states of all tokens before the final norm.

@@ -3,8 +3,9 @@
 use backend::{Backend, Handle};
 use models::{Logits, Request, State};
 
-use super::answer::{Answer, Gain};
+use super::answer::Answer;
 use super::costs::Costs;
+use super::run::Gains;
 use crate::draft_state::DraftState;
 use crate::{Engine, Error};
 
@@ -23,7 +24,7 @@ struct Follower<'a, B: Backend> {
 pub(super) fn draft<B: Backend>(
     engine: &Engine<B>,
     running: &mut [Answer<B>],
-    gains: &[Result<Gain, Error>],
+    gains: &Gains,
     hidden: &B::Tensor,
     costs: &Costs,
 ) -> Result<usize, Error> {

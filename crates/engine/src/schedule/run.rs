@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use backend::{Backend, Handle};
+use models::Stepped;
 
 use super::answer::{Answer, Gain, Row};
 use super::costs::Costs;
@@ -23,6 +24,9 @@ pub(super) struct Queued {
     pub sampler: Sampler,
     pub since: Instant,
 }
+
+/// How a step went for each answer.
+pub(super) type Gains = Vec<Result<Gain, Error>>;
 
 /// How long answers that are being written may wait for other prompts.
 const PATIENCE: Duration = Duration::from_millis(150);
@@ -330,15 +334,15 @@ impl<B: Backend> Loop<B> {
 
     /// Runs the step; how it went for each answer, in their order, and the guesses that a drafting head has made for the next, if it
     /// was asked.
-    fn run_step(&mut self) -> Result<(Vec<Result<Gain, Error>>, Option<usize>), Error> {
+    fn run_step(&mut self) -> Result<(Gains, Option<usize>), Error> {
         let Self { engine, running, logits: all, costs, .. } = self;
         let b = engine.model().backend();
         let context = engine.context();
         running.iter().filter_map(|answer| answer.writer.beside()).for_each(|task| b.beside(task));
         let mut requests: Vec<_> = running.iter_mut().filter_map(Answer::request).collect();
-        let (logits, hidden) = match self.speculate && requests.len() <= FEW {
+        let Stepped { logits, hidden } = match self.speculate && requests.len() <= FEW {
             true => engine.model().step_with_hidden(&mut requests)?,
-            false => (engine.model().step(&mut requests)?, None),
+            false => Stepped { logits: engine.model().step(&mut requests)?, hidden: None },
         };
         drop(requests);
         let asking = || running.iter().filter(|answer| answer.rows() > 0);

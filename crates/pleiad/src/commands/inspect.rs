@@ -161,7 +161,9 @@ fn describe_gpus(table: &mut Table) {
     }
 }
 
-pub fn run(args: &InspectArgs) -> Result<ExitCode, Error> {
+pub fn run(mut args: InspectArgs) -> Result<ExitCode, Error> {
+    // As `serve` would load it.
+    args.model.machine.drafting = true;
     let checkpoint = args.model.model.checkpoint()?;
     let mut table = Table(Vec::new());
     table.row("model", args.model.model.to_string());
