@@ -19,23 +19,46 @@ impl<B: Backend> DraftState<B> {
         Self { state, seen: 0 }
     }
 
-    /// What is left when the sequence goes back to `len` tokens: the number of positions in the cache, and where they end. What is known
-    /// of the last token includes the one that followed it, which will be another.
-    fn reduced(&self, len: usize) -> (usize, usize) {
-        let seen = self.seen.min(len.saturating_sub(1));
-        (self.state.len().saturating_sub(self.seen - seen), seen)
-    }
-
     /// Goes back with its sequence; `None` if it cannot.
     pub fn rewind(mut self, b: &B, len: usize) -> Result<Option<Self>, Error> {
-        let (kept, seen) = self.reduced(len);
+        let (kept, seen) = reduced(self.state.len(), self.seen, len);
         self.seen = seen;
         Ok(self.state.truncate(b, kept)?.then_some(self))
     }
 
     /// That of another sequence with the same first `len` tokens.
     pub fn copy(&self, b: &B, len: usize) -> Result<Option<Self>, Error> {
-        let (kept, seen) = self.reduced(len);
+        let (kept, seen) = reduced(self.state.len(), self.seen, len);
         Ok(self.state.copy(b, kept, None)?.map(|state| Self { state, seen }))
+    }
+}
+
+/// What is left of `cached` positions that end at `seen` when the sequence goes back to `len` tokens: how many, and where they end. What
+/// is known of the last token includes the one that followed it, which will be another.
+fn reduced(cached: usize, seen: usize, len: usize) -> (usize, usize) {
+    let left = seen.min(len.saturating_sub(1));
+    (cached.saturating_sub(seen - left), left)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cache_ends_before_the_last_token_it_shares() {
+        for (cached, seen, len, expected) in [
+            // Not as far as the sequence goes back to.
+            (10, 10, 20, (10, 10)),
+            (10, 10, 11, (10, 10)),
+            // The last token that is shared has another one behind it.
+            (10, 10, 10, (9, 9)),
+            (10, 10, 4, (3, 3)),
+            (10, 10, 0, (0, 0)),
+            // It came later than the sequence, or missed a part of it.
+            (10, 30, 25, (4, 24)),
+            (10, 30, 12, (0, 11)),
+        ] {
+            assert_eq!(reduced(cached, seen, len), expected, "{cached} up to {seen}, back to {len}");
+        }
     }
 }

@@ -80,6 +80,5 @@ pub(crate) fn load<B: Backend>(
 
     let mut parts = vec![attention.describe(frame.layers)];
     parts.extend(moe.map(|moe| moe.describe(frame.layers)));
-    parts.extend(drafter.as_ref().map(Drafter::describe));
     Ok((Box::new(network.with_drafter(drafter)), frame.summary(family, parts)))
 }

@@ -19,9 +19,12 @@ const HOPE: f64 = 0.7;
 const PAUSE: usize = 16;
 const LONGEST_PAUSE: usize = 512;
 
-/// Steps without guesses that are measured, and steps with guesses until they are measured anew.
-const PLAIN_STEPS: usize = 3;
+/// Steps of a kind until it is known what they take.
+const FIRST: usize = 3;
+
+/// Steps with guesses until steps without are measured anew, and steps without until guesses that did not pay are tried anew.
 const PLAIN_AFTER: usize = 64;
+const FORGET: usize = 512;
 
 /// What a guess is taken to cost in steps without guesses, until that is known.
 const GUESS_COST: f64 = 0.35;
@@ -80,47 +83,63 @@ pub(super) struct Costs([Steps; FEW]);
 
 #[derive(Debug, Default)]
 struct Steps {
-    /// Seconds of a step, by the number of guesses for each answer; 0 where that is not known.
-    seconds: [f64; MOST + 1],
-    /// Steps without guesses that are being measured.
-    plain: Vec<f64>,
-    /// Steps with guesses since the last of these.
-    with_guesses: usize,
+    /// By the number of guesses for each answer.
+    seconds: [Seconds; MOST + 1],
+    /// Steps with guesses since the last without, and the other way round.
+    with: usize,
+    without: usize,
+}
+
+/// What a kind of step takes.
+#[derive(Debug, Default)]
+struct Seconds {
+    each: f64,
+    steps: usize,
+}
+
+impl Seconds {
+    fn learn(&mut self, took: f64) {
+        self.each = match self.steps {
+            0 => took,
+            // The first ones may find their weights on disk.
+            steps if steps < FIRST => self.each.min(took),
+            _ => self.each + LATEST_STEP * (took - self.each),
+        };
+        self.steps += 1;
+    }
+
+    fn known(&self) -> Option<f64> {
+        (self.steps >= FIRST).then_some(self.each)
+    }
 }
 
 impl Costs {
     /// Whether steps without guesses are to be measured now.
     pub fn is_measuring(&self, answers: usize) -> bool {
-        let Steps { seconds, with_guesses, .. } = &self.0[answers - 1];
-        seconds[0] == 0.0 || *with_guesses >= PLAIN_AFTER
+        self.0[answers - 1].seconds[0].known().is_none()
     }
 
     /// Learns what a step took. Only steps that check as many guesses as they make tell what one number of guesses costs.
     pub fn learn(&mut self, answers: usize, checked: usize, made: usize, took: Duration) {
         let Some(steps) = self.0.get_mut(answers - 1).filter(|_| checked == made) else { return };
-        let took = took.as_secs_f64();
-        let length = (2 * checked + answers) / (2 * answers);
-        if length > 0 {
-            steps.with_guesses += 1;
-            let before = &mut steps.seconds[length.min(MOST)];
-            *before = if *before == 0.0 { took } else { *before + LATEST_STEP * (took - *before) };
-            return;
+        let Steps { seconds, with, without } = steps;
+        let length = ((2 * checked + answers) / (2 * answers)).min(MOST);
+        (*with, *without) = if length > 0 { (*with + 1, 0) } else { (0, *without + 1) };
+        if *with == PLAIN_AFTER {
+            seconds[0] = Seconds::default();
         }
-        steps.plain.push(took);
-        if steps.plain.len() == PLAIN_STEPS {
-            // The one in the middle: others may have had the machine for a moment.
-            steps.plain.sort_by(f64::total_cmp);
-            steps.seconds[0] = steps.plain[PLAIN_STEPS / 2];
-            steps.plain.clear();
-            steps.with_guesses = 0;
+        if *without == FORGET {
+            seconds[1..].iter_mut().for_each(|seconds| *seconds = Seconds::default());
         }
+        seconds[length].learn(took.as_secs_f64());
     }
 
-    /// How much longer a step with so many guesses takes than one without: what was measured, else in proportion.
+    /// How much longer a step with so many guesses takes than one without: what was measured, else in proportion to another number of
+    /// them.
     fn ratio(&self, answers: usize, length: usize) -> f64 {
         let seconds = &self.0[answers - 1].seconds;
-        let known = (1..=length).rev().find(|l| seconds[*l] > 0.0 && seconds[0] > 0.0);
-        let each = known.map_or(GUESS_COST, |l| (seconds[l] / seconds[0] - 1.0) / l as f64);
+        let each = |l: usize| Some((seconds[l].known()? / seconds[0].known()? - 1.0) / l as f64);
+        let each = (1..=length).rev().chain(length + 1..=MOST).find_map(each).unwrap_or(GUESS_COST);
         1.0 + length as f64 * each.max(0.0)
     }
 
@@ -144,8 +163,9 @@ mod tests {
     /// Costs of a machine where a step takes 100 ms and each guess so many more.
     fn measured(guess: u32) -> Costs {
         let mut costs = Costs::default();
-        (0..PLAIN_STEPS).for_each(|_| costs.learn(1, 0, 0, 100 * MS));
-        (1..=MOST).for_each(|l| costs.learn(1, l, l, (100 + l as u32 * guess) * MS));
+        for _ in 0..FIRST {
+            (0..=MOST).for_each(|l| costs.learn(1, l, l, (100 + l as u32 * guess) * MS));
+        }
         costs
     }
 
@@ -154,7 +174,7 @@ mod tests {
         for (guess, rate, expected) in [
             (10, 0.95, 3),
             (40, 0.95, 3),
-            (40, 0.7, 1),
+            (40, 0.6, 1),
             (40, 0.3, 0),
             (60, 0.7, 1),
             (75, 0.7, 0),
@@ -171,14 +191,26 @@ mod tests {
         let mut costs = Costs::default();
         for took in [900, 100, 110] {
             assert!(costs.is_measuring(1));
+            // Neither with guesses nor without.
             costs.learn(1, 1, 0, MS);
             costs.learn(1, 0, 0, took * MS);
         }
         assert!(!costs.is_measuring(1) && costs.is_measuring(2));
-        costs.learn(1, 1, 1, 220 * MS);
+        for took in [700, 200, 300] {
+            assert_eq!(costs.ratio(1, 1), 1.0 + GUESS_COST);
+            costs.learn(1, 1, 1, took * MS);
+        }
         assert!((costs.ratio(1, 1) - 2.0).abs() < 1e-9 && (costs.ratio(1, 3) - 4.0).abs() < 1e-9);
-        (1..PLAIN_AFTER).for_each(|_| costs.learn(1, 1, 1, 220 * MS));
+        (FIRST..PLAIN_AFTER).for_each(|_| costs.learn(1, 1, 1, 200 * MS));
         assert!(costs.is_measuring(1));
+    }
+
+    #[test]
+    fn guesses_that_did_not_pay_are_tried_again() {
+        let mut costs = measured(200);
+        assert_eq!(costs.best(1, 1.0), 0);
+        (0..FORGET).for_each(|_| costs.learn(1, 0, 0, 100 * MS));
+        assert!(costs.best(1, HOPE) > 0);
     }
 
     #[test]

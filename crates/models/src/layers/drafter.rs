@@ -59,11 +59,6 @@ impl<B: Backend> Drafter<B> {
             norm: loader.norm(norm, hidden)?,
         }))
     }
-
-    /// A line for people.
-    pub fn describe(&self) -> (String, String) {
-        ("drafting head".into(), "1 layer of its own, guesses tokens that the model checks".into())
-    }
 }
 
 /// The head with what it shares with its model.
