@@ -174,35 +174,69 @@ fn guesses_change_nothing_and_save_steps() {
     }
 }
 
-/// A fixture's model in which every token decides alone what follows it, and whose drafting head knows that, or takes the least
-/// probable token for the most probable one.
-fn chain(name: &str, right: bool) -> (tempfile::TempDir, Checkpoint) {
-    const ONE: u16 = 0x3f80;
-    const MINUS_ONE: u16 = 0xbf80;
+/// What the drafting head of a [`chain`] goes by.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Head {
+    /// The token that follows.
+    Token,
+    /// The model's hidden state.
+    Hidden,
+    /// The token that follows, but it takes the least probable token for the most probable one.
+    Wrong,
+}
+
+/// A fixture's model with the vocabulary in a ring: most probably the token after `t` is `t + 1`, whatever came before. A token is points
+/// on circles, each of a frequency of its own, so that going on by one is a rotation; layers add nothing.
+fn chain(name: &str, head: Head) -> (tempfile::TempDir, Checkpoint) {
     let (from, to) = (fixtures_folder().join(name), tempfile::tempdir().expect("a folder"));
     let mut tensors = checkpoint::read_file(&from.join("model.safetensors")).expect("weights");
     tensors.extend(checkpoint::read_file(&from.join("mtp.safetensors")).expect("a head"));
-    let final_norm = tensors.iter().find(|(name, _)| name.ends_with("model.norm.weight")).expect("a norm").1;
-    let final_norm = final_norm.bytes.to_vec();
+    let table =
+        &tensors.iter().find(|(name, _)| name.ends_with("embed_tokens.weight")).expect("a table").1.shape;
+    let &[vocabulary, hidden] = table.as_slice() else { panic!("{table:?}") };
+    let angle = |circle: usize, t: usize| {
+        let frequency = (5 * circle * circle + 3 * circle + 1) % vocabulary;
+        std::f64::consts::TAU * (frequency * t % vocabulary) as f64 / vocabulary as f64
+    };
+    let point = |i: usize, t: usize| {
+        let angle = angle(i / 2, t);
+        if i.is_multiple_of(2) { angle.cos() } else { angle.sin() }
+    };
+    let rotation = |row: usize, col: usize| match (row / 2 == col / 2, row % 2, col % 2) {
+        (false, ..) => 0.0,
+        (_, 0, 1) => -angle(row / 2, 1).sin(),
+        (_, 1, 0) => angle(row / 2, 1).sin(),
+        _ => angle(row / 2, 1).cos(),
+    };
+    let join = |row: usize, col: usize| match (head, col < hidden) {
+        (Head::Token, true) => f64::from(u8::from(row == col)),
+        (Head::Wrong, true) => -f64::from(u8::from(row == col)),
+        (Head::Hidden, false) => rotation(row, col - hidden),
+        _ => 0.0,
+    };
     let contents = |name: &str, tensor: &checkpoint::Tensor| {
         let ends = |ends: &[&str]| ends.iter().any(|end| name.ends_with(end));
-        let bf16 = |value: &dyn Fn(usize) -> u16| {
-            (0..tensor.shape.iter().product()).flat_map(|i| value(i).to_le_bytes()).collect()
+        let bf16 = |value: &dyn Fn(usize, usize) -> f64| {
+            let cols = *tensor.shape.last().expect("a shape");
+            let values = (0..tensor.shape.iter().product()).map(|i: usize| value(i / cols, i % cols));
+            // Near enough without rounding.
+            values.flat_map(|v| ((v as f32).to_bits() >> 16).to_le_bytes().into_iter().take(2)).collect()
         };
         if ends(&["o_proj.weight", "out_proj.weight", "down_proj.weight"]) {
-            bf16(&|_| 0)
+            bf16(&|_, _| 0.0)
+        } else if ends(&["embed_tokens.weight"]) {
+            bf16(&|t, i| point(i, t))
+        } else if ends(&["lm_head.weight"]) {
+            bf16(&|t, i| 0.15 * point(i, (t + vocabulary - 1) % vocabulary))
         } else if ends(&["mtp.fc.weight", "eh_proj.weight"]) {
-            let one = if right { ONE } else { MINUS_ONE };
-            bf16(&|i| if i / tensor.shape[1] == i % tensor.shape[1] { one } else { 0 })
-        } else if ends(&["pre_fc_norm_embedding.weight", "enorm.weight"]) {
-            bf16(&|_| ONE)
-        } else if ends(&["mtp.norm.weight", "shared_head.norm.weight"]) {
-            final_norm.clone()
+            bf16(&join)
+        } else if ends(&["norm.weight", "norm_embedding.weight", "norm_hidden.weight"]) {
+            bf16(&|_, _| 1.0)
         } else {
             tensor.bytes.to_vec()
         }
     };
-    let written: Vec<_> = tensors.iter().map(|(name, tensor)| contents(name, tensor)).collect();
+    let written: Vec<Vec<u8>> = tensors.iter().map(|(name, tensor)| contents(name, tensor)).collect();
     let specs = tensors.into_values().map(|t| TensorSpec { name: t.name, dtype: t.dtype, shape: t.shape });
     let parts: Vec<_> = specs.zip(&written).map(|(spec, bytes)| (spec, bytes.as_slice())).collect();
     checkpoint::write_file(&to.path().join("model.safetensors"), &parts).expect("a file");
@@ -211,42 +245,27 @@ fn chain(name: &str, right: bool) -> (tempfile::TempDir, Checkpoint) {
     (to, checkpoint)
 }
 
-/// The longest answer to one token in which no token comes twice, so that there is no repetition to guess from.
-fn longest_chain(single: &Engine<Cpu>) -> (u32, Vec<u32>) {
-    let vocabulary = single.model().summary().vocabulary as u32;
-    let until_twice = |first: u32| {
-        let ids = alone(single, &[first], 30, SamplingParams::greedy());
-        let fresh = (0..ids.len()).take_while(|i| ids[*i] != first && !ids[..*i].contains(&ids[*i])).count();
-        ids[..fresh].to_vec()
-    };
-    let chains = (0..vocabulary).map(|first| (first, until_twice(first)));
-    chains.max_by_key(|(_, ids)| ids.len()).expect("a vocabulary")
-}
-
 #[test]
 fn a_drafting_head_saves_steps_when_it_is_right_and_changes_nothing_when_it_is_wrong() {
     for name in ["qwen3_5_moe-mtp-bf16", "deepseek_v3-mtp-bf16"] {
-        for right in [true, false] {
-            let (_folder, checkpoint) = chain(name, right);
-            let single = engine_of(&checkpoint, &exact());
-            let (first, expected) = longest_chain(&single);
-            assert!(expected.len() >= 10, "{name}: {expected:?}");
+        for head in [Head::Token, Head::Hidden, Head::Wrong] {
+            let (_folder, checkpoint) = chain(name, head);
             let run = |speculate: bool| {
                 let options = SchedulerOptions { speculate, ..SchedulerOptions::default() };
                 let engine = engine_of(&checkpoint, &exact());
                 let scheduler = Scheduler::start(engine, options).expect("a thread");
-                let heard = ask(&scheduler, &[first], expected.len(), SamplingParams::greedy()).wait();
-                assert_eq!(heard.ids, expected, "{name}");
+                let heard = ask(&scheduler, &[90, 3, 77, 5], 60, SamplingParams::greedy()).wait();
+                assert_eq!(heard.ids, (6..66).collect::<Vec<_>>(), "{name}, {head:?}");
                 scheduler.finish();
                 scheduler.stats()
             };
             let stats = run(true);
-            println!("{name}: {} of {} right", stats.guessed_right, stats.guessed);
-            assert!(stats.guessed > 0, "{name}");
-            assert_eq!(stats.guessed_right, if right { stats.guessed } else { 0 }, "{name}");
-            assert_eq!(stats.steps, stats.tokens - stats.guessed_right, "{name}");
+            println!("{name}, {head:?}: {} of {} right", stats.guessed_right, stats.guessed);
+            assert!(stats.guessed > 0, "{name}, {head:?}");
+            let right = if head == Head::Wrong { 0 } else { stats.guessed };
+            assert_eq!(stats.guessed_right, right, "{name}, {head:?}");
             let plain = run(false);
-            assert_eq!((plain.guessed, plain.steps), (0, plain.tokens), "{name}");
+            assert_eq!((plain.guessed, plain.steps), (0, stats.steps + right), "{name}, {head:?}");
         }
     }
 }
@@ -254,31 +273,38 @@ fn a_drafting_head_saves_steps_when_it_is_right_and_changes_nothing_when_it_is_w
 #[test]
 fn a_drafting_head_goes_on_with_its_sequence() {
     for name in ["qwen3_5_moe-mtp-bf16", "deepseek_v3-mtp-bf16"] {
-        let (_folder, checkpoint) = chain(name, true);
+        let (_folder, checkpoint) = chain(name, Head::Hidden);
         let single = engine_of(&checkpoint, &exact());
-        let (first, chain) = longest_chain(&single);
-        let scheduler = Scheduler::start(engine_of(&checkpoint, &exact()), SchedulerOptions::default());
-        let scheduler = scheduler.expect("a thread");
-        // Four at once, some of them sampled; then further turns of them, and one that begins alike and goes on otherwise.
-        let prompt: Vec<u32> = (0..40).map(|i| i * 7 % 61).collect();
+        let folder = tempfile::tempdir().expect("a folder");
+        let options =
+            SchedulerOptions { prefix_folder: Some(folder.path().into()), ..SchedulerOptions::default() };
+        // Four at once, some of them sampled; then further turns of them, one that begins alike and goes on otherwise, and all again
+        // from what was saved.
+        let start: Vec<u32> = (0..40).map(|i| i * 7 % 61).collect();
         let settings = |i: usize| if i < 2 { SamplingParams::greedy() } else { seeded(i as u64) };
-        let mut prompts: Vec<Vec<u32>> = (0..4).map(|i| [&prompt[..20 + i], &[first]].concat()).collect();
-        for turn in 0..3 {
-            let answers: Vec<_> =
-                prompts.iter().enumerate().map(|(i, p)| ask(&scheduler, p, 14, settings(i))).collect();
-            for (i, answer) in answers.into_iter().enumerate() {
-                let heard = answer.wait();
-                assert_eq!(heard.ids, alone(&single, &prompts[i], 14, settings(i)), "{name}, turn {turn}");
-                prompts[i].extend(&heard.ids);
-                prompts[i].extend([i as u32, first]);
+        let mut prompts: Vec<Vec<u32>> = (0..4).map(|i| start[..20 + 5 * i].to_vec()).collect();
+        for run in 0..2 {
+            let engine = engine_of(&checkpoint, &exact());
+            let scheduler = Scheduler::start(engine, options.clone()).expect("a thread");
+            for turn in 0..3 {
+                let answers: Vec<_> =
+                    prompts.iter().enumerate().map(|(i, p)| ask(&scheduler, p, 30, settings(i))).collect();
+                for (i, answer) in answers.into_iter().enumerate() {
+                    let heard = answer.wait();
+                    let expected = alone(&single, &prompts[i], 30, settings(i));
+                    assert_eq!(heard.ids, expected, "{name}, run {run}, turn {turn}, prompt {i}");
+                    prompts[i].extend(&heard.ids);
+                    prompts[i].extend([i as u32, 70 + 9 * turn]);
+                }
+                let shared = prompts[1].len() - 8;
+                prompts[1].truncate(shared);
+                prompts[1].extend([9, 9, 100]);
             }
-            let shared = prompts[1].len() - 5;
-            prompts[1].truncate(shared);
-            prompts[1].extend([9, 9, chain[0]]);
+            scheduler.finish();
+            let stats = scheduler.stats();
+            println!("{name}: {} of {} right", stats.guessed_right, stats.guessed);
+            assert!(stats.guessed_right > 0 && stats.reused_tokens > 0, "{name}, run {run}: {stats:?}");
         }
-        scheduler.finish();
-        let stats = scheduler.stats();
-        assert!(stats.guessed_right > 0 && stats.reused_tokens > 0, "{name}: {stats:?}");
     }
 }
 
