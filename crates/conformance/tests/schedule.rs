@@ -270,6 +270,26 @@ fn a_drafting_head_saves_steps_when_it_is_right_and_changes_nothing_when_it_is_w
     }
 }
 
+/// Answers of different lengths: when one ends, the head sees only some rows of a step.
+#[test]
+fn a_drafting_head_tells_answers_apart() {
+    for name in ["qwen3_5_moe-mtp-bf16", "deepseek_v3-mtp-bf16"] {
+        let (_folder, checkpoint) = chain(name, Head::Hidden);
+        let engine = engine_of(&checkpoint, &exact());
+        let scheduler = Scheduler::start(engine, SchedulerOptions::default()).expect("a thread");
+        let asked = [(40, 60), (100, 17), (0, 33), (70, 44)];
+        let answers = asked.map(|(first, n)| ask(&scheduler, &[9, 4, first], n, SamplingParams::greedy()));
+        for ((first, n), answer) in asked.into_iter().zip(answers) {
+            let expected: Vec<u32> = (first + 1..=first + n as u32).collect();
+            assert_eq!(answer.wait().ids, expected, "{name}");
+        }
+        scheduler.finish();
+        let stats = scheduler.stats();
+        println!("{name}: {} of {} right", stats.guessed_right, stats.guessed);
+        assert!(stats.guessed > 0 && stats.guessed_right == stats.guessed, "{name}: {stats:?}");
+    }
+}
+
 #[test]
 fn a_drafting_head_goes_on_with_its_sequence() {
     for name in ["qwen3_5_moe-mtp-bf16", "deepseek_v3-mtp-bf16"] {
