@@ -34,13 +34,13 @@ impl<B: Backend> Place<B> {
 
     /// A step as the scheduler runs it: with `guesses` to check, as many for the next one; all are taken to be wrong, so that time is
     /// what it is with a sequence that grows by one token.
-    fn step(&mut self, guesses: usize) -> Result<(), Box<dyn Error>> {
+    fn step(&mut self, guesses: usize, follow: bool) -> Result<(), Box<dyn Error>> {
         let tokens: Vec<u32> = (0..=guesses).map(|_| self.token()).collect();
         let Self { model, state, draft, .. } = self;
         let (b, len) = (model.backend(), state.len());
         let before = (guesses > 0 && state.is_recurrent()).then(|| state.snapshot(b)).transpose()?;
         let request = Request { tokens: &tokens, state, logits: Logits::All };
-        if guesses == 0 {
+        if !follow {
             b.read_top(&model.step(&mut [request])?.ok_or("no logits")?, 1)?;
             return Ok(());
         }
@@ -53,6 +53,9 @@ impl<B: Backend> Place<B> {
         };
         let mut hidden = b.select_rows(&stepped.hidden.ok_or("no head")?, &[0])?;
         let seen = draft.len() + 1;
+        if guesses == 0 {
+            model.draft(&hidden, &mut [Request { tokens: &tokens, state: draft, logits: Logits::None }])?;
+        }
         for token in &tokens[..guesses] {
             let mut request = [Request { tokens: &[*token], state: draft, logits: Logits::Last }];
             let drafted = model.draft(&hidden, &mut request)?.ok_or("no head")?;
@@ -81,24 +84,25 @@ fn measure<B: Backend>(checkpoint: &Checkpoint, backend: B) -> Result<(), Box<dy
     let mut place = Place { model, state, draft, next: 1 };
     let prompt: Vec<u32> = (0..PROMPT).map(|_| place.token()).collect();
     place.model.step(&mut [Request { tokens: &prompt, state: &mut place.state, logits: Logits::None }])?;
-    let mut times = [Duration::ZERO; 4];
+    let kinds = [(0, false), (0, true), (1, true), (2, true), (3, true)];
+    let mut times = [Duration::ZERO; 5];
     // In turns, so that what else the machine does falls on all alike; the first round warms up.
     for round in 0..=ROUNDS {
-        for (guesses, time) in times.iter_mut().enumerate() {
+        for ((guesses, follow), time) in kinds.into_iter().zip(&mut times) {
             let begun = Instant::now();
-            place.step(guesses)?;
+            place.step(guesses, follow)?;
             *time += if round == 0 { Duration::ZERO } else { begun.elapsed() };
         }
     }
-    println!("{}", place.model.backend().description());
     let plain = times[0].as_secs_f64();
-    for (guesses, time) in times.iter().enumerate() {
+    let ms = 1e3 * plain / f64::from(ROUNDS);
+    println!("{}: {ms:.2} ms a step without a head", place.model.backend().description());
+    for ((guesses, _), time) in kinds.into_iter().zip(times).skip(1) {
         let ratio = time.as_secs_f64() / plain;
         let tokens = |rate: f64| (0..=guesses as i32).map(|i| rate.powi(i)).sum::<f64>();
         let pays = (0..=100).find(|percent| tokens(f64::from(*percent) / 100.0) >= ratio);
-        let pays = pays.map_or("never".into(), |percent| format!("{percent}%"));
-        let ms = 1e3 * time.as_secs_f64() / f64::from(ROUNDS);
-        println!("{guesses} guesses: {ms:.2} ms, {ratio:.2} times a plain step; pays when {pays} are right");
+        let pays = pays.map_or("never".into(), |percent| format!("when {percent}% are right"));
+        println!("{guesses} guesses: {ratio:.2} times as long; pays {pays}");
     }
     Ok(())
 }

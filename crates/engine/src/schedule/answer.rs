@@ -235,6 +235,11 @@ impl Writer {
         self.trust.length(costs, answers, self.tokens.len()).min(most)
     }
 
+    /// Whether the head's guesses do not pay at present, so that it need not see anything either.
+    pub fn is_without_head(&self) -> bool {
+        self.trust.pauses(self.tokens.len())
+    }
+
     /// The tokens so far, and where guesses of what follows them go.
     pub fn drafting(&mut self) -> (&[u32], &mut Vec<u32>) {
         (&self.tokens, &mut self.drafted)

@@ -61,9 +61,14 @@ impl Trust {
         }
     }
 
+    /// Whether to wait with guesses for a sequence of `len` tokens.
+    pub fn pauses(&self, len: usize) -> bool {
+        len < self.not_before
+    }
+
     /// How many tokens to guess for a sequence of `len` tokens, one of so many answers at once.
     pub fn length(&mut self, costs: &Costs, answers: usize, len: usize) -> usize {
-        if len < self.not_before || costs.is_measuring(answers) {
+        if self.pauses(len) || costs.is_measuring(answers) {
             return 0;
         }
         let length = costs.best(answers, self.rate);

@@ -38,7 +38,7 @@ pub(super) fn draft<B: Backend>(
         let first = row;
         row += planned;
         let (Ok(gain), Some(sequence)) = (gain, &mut answer.sequence) else { continue };
-        if gain.finish.is_some() {
+        if gain.finish.is_some() || answer.writer.is_without_head() {
             continue;
         }
         if sequence.draft.is_none() {
