@@ -106,6 +106,14 @@ pub fn columns(x: Shape, start: usize, width: usize) -> Result<Shape> {
     Ok(Shape { rows: x.rows, cols: width })
 }
 
+/// `join_columns`
+pub fn join_columns(a: Shape, b: Shape) -> Result<Shape> {
+    if a.rows != b.rows {
+        return Err(error("join_columns", "the rows of b", b.rows, a.rows));
+    }
+    Ok(Shape { rows: a.rows, cols: a.cols + b.cols })
+}
+
 /// `split_heads`; returns the widths of the two parts of a head.
 pub fn split_heads(x: Shape, n: usize, first: usize) -> Result<(usize, usize)> {
     let width = heads("split_heads", "the width of x", x.cols, n)?;

@@ -123,6 +123,9 @@ pub trait Backend: Sized + 'static {
     /// `y[t, c] = x[t, start + c]`, `width` columns.
     fn columns(&self, x: &Self::Tensor, start: usize, width: usize) -> Result<Self::Tensor>;
 
+    /// `y[t] = [a[t] | b[t]]`
+    fn join_columns(&self, a: &Self::Tensor, b: &Self::Tensor) -> Result<Self::Tensor>;
+
     /// Splits every head's slice `[a | b]`, `a` being `first` wide, into all `a` and all `b`: query and gate of Qwen's
     /// gated attention, plain and rotated part of a DeepSeek query or (with one head) latent.
     fn split_heads(

@@ -15,6 +15,9 @@ use crate::{
     shards::INDEX,
 };
 
+/// Where a drafting head is written, which mlx-lm has no use for.
+pub const DRAFTER_FILE: &str = "mtp.safetensors";
+
 /// Writes a model folder that mlx-lm and [`crate::Checkpoint::open`] read: `config.json`, shards of at most
 /// `shard_bytes` (a larger tensor has one to itself), and an index when there is more than one.
 ///
@@ -29,6 +32,8 @@ pub struct FolderWriter {
     sizes: Vec<u64>,
     /// Tensors of each shard.
     shards: Vec<Range<usize>>,
+    /// The name of the last shard, where it has one of its own.
+    apart: Option<&'static str>,
     /// The shard being written; `None` when all are.
     current: Option<OutFile>,
     shard: usize,
@@ -42,6 +47,20 @@ pub struct FolderWriter {
 impl FolderWriter {
     /// Plans the shards and starts writing. Fails when `dst` or `{dst}.partial` exists.
     pub fn create(dst: &Path, config: &Value, tensors: Vec<TensorSpec>, shard_bytes: u64) -> Result<Self> {
+        Self::create_apart(dst, config, tensors, ("", Vec::new()), shard_bytes)
+    }
+
+    /// The same with further tensors, which come after the others and go to a file of the name given with them. mlx-lm reads
+    /// `model*.safetensors` alone, so that under another name it does not meet tensors that it would refuse; the index names the file.
+    pub fn create_apart(
+        dst: &Path,
+        config: &Value,
+        mut tensors: Vec<TensorSpec>,
+        (file, apart): (&'static str, Vec<TensorSpec>),
+        shard_bytes: u64,
+    ) -> Result<Self> {
+        let first = tensors.len();
+        tensors.extend(apart);
         let sizes = check_plan(dst, &tensors)?;
         let Some(name) = dst.file_name() else {
             return Err(plan(dst, "the path has no folder name".to_owned()));
@@ -60,13 +79,16 @@ impl FolderWriter {
             _ => Error::Io { path: partial.clone(), source: error },
         })?;
 
-        let shards = split(&sizes, shard_bytes);
+        let mut shards = split(&sizes[..first], shard_bytes);
+        let apart = (first < tensors.len()).then_some(file);
+        shards.extend(apart.map(|_| first..tensors.len()));
         let mut writer = FolderWriter {
             dst: dst.to_owned(),
             partial,
             tensors,
             sizes,
             shards,
+            apart,
             current: None,
             shard: 0,
             tensor: 0,
@@ -197,9 +219,10 @@ impl FolderWriter {
     }
 
     fn shard_name(&self, shard: usize) -> String {
-        match self.shards.len() {
-            1 => "model.safetensors".to_owned(),
-            n => format!("model-{:05}-of-{n:05}.safetensors", shard + 1),
+        match (self.apart, self.shards.len() - usize::from(self.apart.is_some())) {
+            (Some(name), n) if shard == n => name.to_owned(),
+            (_, 1) => "model.safetensors".to_owned(),
+            (_, n) => format!("model-{:05}-of-{n:05}.safetensors", shard + 1),
         }
     }
 }

@@ -35,7 +35,7 @@ pub use checkpoint::{Checkpoint, Tensor, read_file};
 pub use config::Config;
 pub use error::{Error, Result};
 pub use float::Float;
-pub use folder_writer::FolderWriter;
+pub use folder_writer::{DRAFTER_FILE, FolderWriter};
 pub use out_file::{TensorSpec, write_file};
 pub use plane::Plane;
 pub use quantization::{Mode, QuantSpec, Quantization};

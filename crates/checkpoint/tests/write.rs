@@ -4,7 +4,7 @@ mod common;
 
 use std::{fs, path::Path};
 
-use checkpoint::{Checkpoint, Dtype, Error, FolderWriter, Result, TensorSpec, write_file};
+use checkpoint::{Checkpoint, Dtype, Error, FolderWriter, Result, TensorSpec, read_file, write_file};
 use common::*;
 use serde_json::{Value, json};
 
@@ -81,6 +81,31 @@ fn folders_read_back_at_every_shard_size() {
             assert_eq!(&*tensor.bytes, &data(i)[..]);
         }
         assert_eq!(fs::read(dst.join("tokenizer.json")).unwrap(), b"{}");
+    }
+}
+
+#[test]
+fn some_tensors_have_a_file_of_their_own() {
+    for (shard_bytes, model) in [(u64::MAX, 1), (10, 2)] {
+        let dir = tempfile::tempdir().unwrap();
+        let dst = dir.path().join("m");
+        let mut tensors = plan();
+        let apart = tensors.split_off(tensors.len() - 2);
+        let mut writer =
+            FolderWriter::create_apart(&dst, &json!({}), tensors, ("head.safetensors", apart), shard_bytes)
+                .unwrap();
+        assert!(writer.add_file("head.safetensors", b"").is_err());
+        (0..SIZES.len()).for_each(|tensor| writer.write(&data(tensor)).unwrap());
+        writer.finish().unwrap();
+        let names = entries(&dst);
+        let of_model = |name: &&String| name.starts_with("model") && name.ends_with(".safetensors");
+        assert_eq!(names.iter().filter(of_model).count(), model, "{names:?}");
+        let head = read_file(&dst.join("head.safetensors")).unwrap();
+        assert_eq!(head.into_keys().collect::<Vec<_>>(), ["a", "nothing"]);
+        let opened = Checkpoint::open(&dst).unwrap();
+        for (tensor, spec) in plan().into_iter().enumerate() {
+            assert_eq!(opened.tensor(&spec.name).unwrap().bytes[..], data(tensor), "{}", spec.name);
+        }
     }
 }
 

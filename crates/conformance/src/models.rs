@@ -20,6 +20,9 @@ pub struct Fixture {
     pub greedy: Vec<u32>,
     /// Logits that chose the last token of it.
     pub last_logits: Vec<f32>,
+    /// Logits of its drafting head, where it has one: for every token of the prompt but the last, and for a guess after the last of
+    /// these guesses.
+    pub drafts: Option<[Vec<f32>; 2]>,
 }
 
 /// The folder of fixtures in the repository.
@@ -43,7 +46,8 @@ impl Fixture {
         let expected = read_file(&folder.join("expected.safetensors")).expect("a fixture's answers");
         let words = |name: &str| expected[name].bytes.as_chunks().0.to_vec();
         let ids = |name| words(name).into_iter().map(u32::from_le_bytes).collect();
-        let floats = |name| words(name).into_iter().map(f32::from_le_bytes).collect();
+        let floats = |name| words(name).into_iter().map(f32::from_le_bytes).collect::<Vec<_>>();
+        let drafting = expected.contains_key("draft_logits");
         Self {
             name: folder.file_name().expect("a folder name").to_string_lossy().into_owned(),
             checkpoint: Checkpoint::open(folder).expect("a fixture's checkpoint"),
@@ -51,6 +55,7 @@ impl Fixture {
             logits: floats("logits"),
             greedy: ids("greedy"),
             last_logits: floats("step_logits"),
+            drafts: drafting.then(|| ["draft_logits", "draft_next"].map(floats)),
         }
     }
 }
@@ -77,6 +82,35 @@ pub fn logits_in_chunks<B: Backend>(
         logits.extend(model.backend().read(&rows.expect("logits were asked for"))?);
     }
     Ok(logits)
+}
+
+/// Logits of the drafting head for all tokens but the last, which it sees in chunks, and for a guess after the last of these guesses.
+pub fn drafted_logits<B: Backend>(
+    model: &Model<B>,
+    ids: &[u32],
+    chunk: usize,
+) -> models::Result<[Vec<f32>; 2]> {
+    let b = model.backend();
+    let mut state = model.state(CacheFloat::F32)?;
+    let mut request = [Request { tokens: ids, state: &mut state, logits: Logits::None }];
+    let hidden = model.step_with_hidden(&mut request)?.hidden.expect("a drafting head");
+    let mut state = model.draft_state(CacheFloat::F32)?.expect("a drafting head");
+    let mut draft = |hidden: &B::Tensor, tokens: &[u32]| {
+        let mut requests = [Request { tokens, state: &mut state, logits: Logits::All }];
+        model.draft(hidden, &mut requests).map(|drafted| drafted.expect("logits were asked for"))
+    };
+    let (mut logits, mut after) = (Vec::new(), Vec::new());
+    for (i, tokens) in ids[1..].chunks(chunk).enumerate() {
+        let rows: Vec<usize> = (i * chunk..i * chunk + tokens.len()).collect();
+        let drafted = draft(&b.select_rows(&hidden, &rows)?, tokens)?;
+        logits.extend(b.read(&drafted.logits)?);
+        if i * chunk + tokens.len() == ids.len() - 1 {
+            let best = b.read_top(&drafted.logits, 1)?[tokens.len() - 1][0].0;
+            let last = b.select_rows(&drafted.hidden, &[tokens.len() - 1])?;
+            after = b.read(&draft(&last, &[best])?.logits)?;
+        }
+    }
+    Ok([logits, after])
 }
 
 /// Greedy continuation of a prompt: the tokens, and the logits that chose the last of them.
@@ -127,6 +161,19 @@ pub mod checks {
         assert_eq!(ids, fixture.greedy, "{}", fixture.name);
         let error = relative_error(&last, &fixture.last_logits);
         assert!(error < 1e-4, "{}: relative error {error:.1e} of the last step", fixture.name);
+    }
+
+    /// What a head of mlx-lm's modules guesses, however its input is cut.
+    pub fn drafts<B: Backend>(fixture: &Fixture, model: &Model<B>) {
+        let Some(expected) = &fixture.drafts else { return };
+        for chunk in [1, 7, 64] {
+            let found = drafted_logits(model, &fixture.ids, chunk).expect("guesses");
+            for (found, expected) in found.iter().zip(expected) {
+                let error = relative_error(found, expected);
+                println!("{:24} in chunks of {chunk} {error:.1e}", fixture.name);
+                assert!(error < 2e-5, "{} in chunks of {chunk}: relative error {error:.1e}", fixture.name);
+            }
+        }
     }
 
     /// The same logits however the prompt is cut.

@@ -43,6 +43,14 @@ fn each(check: impl Fn(&Fixture, &Model<Gpu>)) {
 }
 
 #[test]
+fn drafting_heads() {
+    let Some(gpu) = gpu() else { return };
+    for fixture in fixtures().iter().filter(|fixture| fixture.drafts.is_some()) {
+        checks::drafts(fixture, &Model::load_drafting(&fixture.checkpoint, gpu.clone()).unwrap());
+    }
+}
+
+#[test]
 fn operations() {
     if let Some(gpu) = gpu() {
         report(&run_all(&gpu, None));

@@ -3,7 +3,8 @@
 
 use backend::CacheFloat;
 use conformance::models::{
-    Fixture, checks, fixtures, fixtures_folder, fresh_logits, logits_in_chunks, relative_error,
+    Fixture, checks, drafted_logits, fixtures, fixtures_folder, fresh_logits, logits_in_chunks,
+    relative_error,
 };
 use cpu::{Cpu, Numerics, Options};
 use models::{LayerImage, LayerShape, Model, State};
@@ -30,6 +31,23 @@ fn each(check: impl Fn(&Fixture, &Model<Cpu>)) {
 #[test]
 fn logits_equal_mlx_lm_in_f32() {
     each(checks::logits);
+}
+
+#[test]
+fn drafting_heads_guess_what_mlx_lms_modules_do() {
+    let mut heads = 0;
+    for fixture in fixtures().iter().filter(|fixture| fixture.drafts.is_some()) {
+        heads += 1;
+        let plain = Model::load(&fixture.checkpoint, cpu(2)).unwrap();
+        let model = Model::load_drafting(&fixture.checkpoint, cpu(2)).unwrap();
+        checks::drafts(fixture, &model);
+        // The head is something beside the model: what a token reads, and its logits, stay.
+        checks::logits(fixture, &model);
+        assert_eq!(plain.traffic(), model.traffic());
+        assert_eq!(plain.draft_shape(CacheFloat::F16), None);
+        assert!(plain.sizes().experts < model.sizes().experts && plain.sizes().others < model.sizes().others);
+    }
+    assert!(heads >= 3, "only {heads} heads");
 }
 
 #[test]
@@ -124,6 +142,13 @@ fn names_and_layouts_do_not_matter() {
             fresh_logits(&model, CacheFloat::F32, &fixture.ids, 64)
         };
         assert!(logits(original) == logits(converted), "{} and {} differ", original.name, converted.name);
+        if original.drafts.is_some() {
+            let [a, b] = [original, converted].map(|fixture| {
+                let model = Model::load_drafting(&fixture.checkpoint, cpu(2)).unwrap();
+                drafted_logits(&model, &fixture.ids, 64).unwrap()
+            });
+            assert!(a == b, "the heads of {} and {} differ", original.name, converted.name);
+        }
     }
     assert!(pairs >= 5, "only {pairs} pairs");
 }
@@ -169,10 +194,13 @@ fn a_window_bounds_its_cache() {
 
 #[test]
 fn only_what_is_not_text_stays_unused() {
-    each(|fixture, _| {
+    for fixture in &fixtures() {
+        Model::load_drafting(&fixture.checkpoint, cpu(1)).unwrap();
         for name in fixture.checkpoint.unused() {
+            // Some have a few tensors of a head, which are none.
             let known = ["vision_tower.", "visual.", "embed_vision.", "mtp.", "layers.61.", "rotary_emb."];
-            assert!(known.iter().any(|k| name.contains(k)), "{}: {name}", fixture.name);
+            let known = known.iter().any(|k| name.contains(k)) && fixture.drafts.is_none();
+            assert!(known, "{}: {name}", fixture.name);
         }
-    });
+    }
 }

@@ -5,6 +5,7 @@ use std::sync::{Arc, atomic::AtomicBool, atomic::Ordering};
 use std::time::Duration;
 
 use backend::CacheFloat;
+use checkpoint::{Checkpoint, TensorSpec};
 use conformance::models::Fixture;
 use conformance::models::fixtures_folder;
 use cpu::{Cpu, Numerics, Options};
@@ -14,14 +15,25 @@ use engine::{
 };
 use models::Model;
 
-/// One of each kind: attention alone, a sliding window, a latent cache, recurrent layers.
-const FIXTURES: [&str; 4] = ["qwen3_moe-bf16", "gemma4-moe-bf16", "deepseek_v3-4bit", "qwen3_5_moe-4bit"];
+/// One of each kind: attention alone, a sliding window, a latent cache, recurrent layers; and heads that guess, of random weights, so
+/// that they are nearly always wrong.
+const FIXTURES: [&str; 6] = [
+    "qwen3_moe-bf16",
+    "gemma4-moe-bf16",
+    "deepseek_v3-4bit",
+    "qwen3_5_moe-4bit",
+    "qwen3_5_moe-mtp-bf16",
+    "deepseek_v3-mtp-bf16",
+];
 
 fn engine(name: &str, options: &EngineOptions) -> Engine<Cpu> {
-    let fixture = Fixture::open(&fixtures_folder().join(name));
+    engine_of(&Fixture::open(&fixtures_folder().join(name)).checkpoint, options)
+}
+
+fn engine_of(checkpoint: &Checkpoint, options: &EngineOptions) -> Engine<Cpu> {
     let cpu = Cpu::new(Options { threads: Some(1), numerics: Numerics::Exact, ..Options::default() })
         .expect("a CPU");
-    Engine::new(Model::load(&fixture.checkpoint, cpu).expect("a model"), options).expect("an engine")
+    Engine::new(Model::load_drafting(checkpoint, cpu).expect("a model"), options).expect("an engine")
 }
 
 fn exact() -> EngineOptions {
@@ -158,6 +170,160 @@ fn guesses_change_nothing_and_save_steps() {
             }
             println!("{name}: {steps:?} steps for 150 tokens");
             assert!(steps[1] <= steps[0], "{name}: {steps:?}");
+        }
+    }
+}
+
+/// What the drafting head of a [`chain`] goes by.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Head {
+    /// The token that follows.
+    Token,
+    /// The model's hidden state.
+    Hidden,
+    /// The token that follows, but it takes the least probable token for the most probable one.
+    Wrong,
+}
+
+/// A fixture's model with the vocabulary in a ring: most probably the token after `t` is `t + 1`, whatever came before. A token is points
+/// on circles, each of a frequency of its own, so that going on by one is a rotation; layers add nothing.
+fn chain(name: &str, head: Head) -> (tempfile::TempDir, Checkpoint) {
+    let (from, to) = (fixtures_folder().join(name), tempfile::tempdir().expect("a folder"));
+    let mut tensors = checkpoint::read_file(&from.join("model.safetensors")).expect("weights");
+    tensors.extend(checkpoint::read_file(&from.join("mtp.safetensors")).expect("a head"));
+    let table =
+        &tensors.iter().find(|(name, _)| name.ends_with("embed_tokens.weight")).expect("a table").1.shape;
+    let &[vocabulary, hidden] = table.as_slice() else { panic!("{table:?}") };
+    let angle = |circle: usize, t: usize| {
+        let frequency = (5 * circle * circle + 3 * circle + 1) % vocabulary;
+        std::f64::consts::TAU * (frequency * t % vocabulary) as f64 / vocabulary as f64
+    };
+    let point = |i: usize, t: usize| {
+        let angle = angle(i / 2, t);
+        if i.is_multiple_of(2) { angle.cos() } else { angle.sin() }
+    };
+    let rotation = |row: usize, col: usize| match (row / 2 == col / 2, row % 2, col % 2) {
+        (false, ..) => 0.0,
+        (_, 0, 1) => -angle(row / 2, 1).sin(),
+        (_, 1, 0) => angle(row / 2, 1).sin(),
+        _ => angle(row / 2, 1).cos(),
+    };
+    let join = |row: usize, col: usize| match (head, col < hidden) {
+        (Head::Token, true) => f64::from(u8::from(row == col)),
+        (Head::Wrong, true) => -f64::from(u8::from(row == col)),
+        (Head::Hidden, false) => rotation(row, col - hidden),
+        _ => 0.0,
+    };
+    let contents = |name: &str, tensor: &checkpoint::Tensor| {
+        let ends = |ends: &[&str]| ends.iter().any(|end| name.ends_with(end));
+        let bf16 = |value: &dyn Fn(usize, usize) -> f64| {
+            let cols = *tensor.shape.last().expect("a shape");
+            let values = (0..tensor.shape.iter().product()).map(|i: usize| value(i / cols, i % cols));
+            // Near enough without rounding.
+            values.flat_map(|v| ((v as f32).to_bits() >> 16).to_le_bytes().into_iter().take(2)).collect()
+        };
+        if ends(&["o_proj.weight", "out_proj.weight", "down_proj.weight"]) {
+            bf16(&|_, _| 0.0)
+        } else if ends(&["embed_tokens.weight"]) {
+            bf16(&|t, i| point(i, t))
+        } else if ends(&["lm_head.weight"]) {
+            bf16(&|t, i| 0.15 * point(i, (t + vocabulary - 1) % vocabulary))
+        } else if ends(&["mtp.fc.weight", "eh_proj.weight"]) {
+            bf16(&join)
+        } else if ends(&["norm.weight", "norm_embedding.weight", "norm_hidden.weight"]) {
+            bf16(&|_, _| 1.0)
+        } else {
+            tensor.bytes.to_vec()
+        }
+    };
+    let written: Vec<Vec<u8>> = tensors.iter().map(|(name, tensor)| contents(name, tensor)).collect();
+    let specs = tensors.into_values().map(|t| TensorSpec { name: t.name, dtype: t.dtype, shape: t.shape });
+    let parts: Vec<_> = specs.zip(&written).map(|(spec, bytes)| (spec, bytes.as_slice())).collect();
+    checkpoint::write_file(&to.path().join("model.safetensors"), &parts).expect("a file");
+    std::fs::copy(from.join("config.json"), to.path().join("config.json")).expect("a config");
+    let checkpoint = Checkpoint::open(to.path()).expect("a checkpoint");
+    (to, checkpoint)
+}
+
+#[test]
+fn a_drafting_head_saves_steps_when_it_is_right_and_changes_nothing_when_it_is_wrong() {
+    for name in ["qwen3_5_moe-mtp-bf16", "deepseek_v3-mtp-bf16"] {
+        for head in [Head::Token, Head::Hidden, Head::Wrong] {
+            let (_folder, checkpoint) = chain(name, head);
+            let run = |speculate: bool| {
+                let options = SchedulerOptions { speculate, ..SchedulerOptions::default() };
+                let engine = engine_of(&checkpoint, &exact());
+                let scheduler = Scheduler::start(engine, options).expect("a thread");
+                let heard = ask(&scheduler, &[90, 3, 77, 5], 60, SamplingParams::greedy()).wait();
+                assert_eq!(heard.ids, (6..66).collect::<Vec<_>>(), "{name}, {head:?}");
+                scheduler.finish();
+                scheduler.stats()
+            };
+            let stats = run(true);
+            println!("{name}, {head:?}: {} of {} right", stats.guessed_right, stats.guessed);
+            assert!(stats.guessed > 0, "{name}, {head:?}");
+            let right = if head == Head::Wrong { 0 } else { stats.guessed };
+            assert_eq!(stats.guessed_right, right, "{name}, {head:?}");
+            let plain = run(false);
+            assert_eq!((plain.guessed, plain.steps), (0, stats.steps + right), "{name}, {head:?}");
+        }
+    }
+}
+
+/// Answers of different lengths: when one ends, the head sees only some rows of a step.
+#[test]
+fn a_drafting_head_tells_answers_apart() {
+    for name in ["qwen3_5_moe-mtp-bf16", "deepseek_v3-mtp-bf16"] {
+        let (_folder, checkpoint) = chain(name, Head::Hidden);
+        let engine = engine_of(&checkpoint, &exact());
+        let scheduler = Scheduler::start(engine, SchedulerOptions::default()).expect("a thread");
+        let asked = [(40, 60), (100, 17), (0, 33), (70, 44)];
+        let answers = asked.map(|(first, n)| ask(&scheduler, &[9, 4, first], n, SamplingParams::greedy()));
+        for ((first, n), answer) in asked.into_iter().zip(answers) {
+            let expected: Vec<u32> = (first + 1..=first + n as u32).collect();
+            assert_eq!(answer.wait().ids, expected, "{name}");
+        }
+        scheduler.finish();
+        let stats = scheduler.stats();
+        println!("{name}: {} of {} right", stats.guessed_right, stats.guessed);
+        assert!(stats.guessed > 0 && stats.guessed_right == stats.guessed, "{name}: {stats:?}");
+    }
+}
+
+#[test]
+fn a_drafting_head_goes_on_with_its_sequence() {
+    for name in ["qwen3_5_moe-mtp-bf16", "deepseek_v3-mtp-bf16"] {
+        let (_folder, checkpoint) = chain(name, Head::Hidden);
+        let single = engine_of(&checkpoint, &exact());
+        let folder = tempfile::tempdir().expect("a folder");
+        let options =
+            SchedulerOptions { prefix_folder: Some(folder.path().into()), ..SchedulerOptions::default() };
+        // Four at once, some of them sampled; then further turns of them, one that begins alike and goes on otherwise, and all again
+        // from what was saved.
+        let start: Vec<u32> = (0..40).map(|i| i * 7 % 61).collect();
+        let settings = |i: usize| if i < 2 { SamplingParams::greedy() } else { seeded(i as u64) };
+        let mut prompts: Vec<Vec<u32>> = (0..4).map(|i| start[..20 + 5 * i].to_vec()).collect();
+        for run in 0..2 {
+            let engine = engine_of(&checkpoint, &exact());
+            let scheduler = Scheduler::start(engine, options.clone()).expect("a thread");
+            for turn in 0..3 {
+                let answers: Vec<_> =
+                    prompts.iter().enumerate().map(|(i, p)| ask(&scheduler, p, 30, settings(i))).collect();
+                for (i, answer) in answers.into_iter().enumerate() {
+                    let heard = answer.wait();
+                    let expected = alone(&single, &prompts[i], 30, settings(i));
+                    assert_eq!(heard.ids, expected, "{name}, run {run}, turn {turn}, prompt {i}");
+                    prompts[i].extend(&heard.ids);
+                    prompts[i].extend([i as u32, 70 + 9 * turn]);
+                }
+                let shared = prompts[1].len() - 8;
+                prompts[1].truncate(shared);
+                prompts[1].extend([9, 9, 100]);
+            }
+            scheduler.finish();
+            let stats = scheduler.stats();
+            println!("{name}: {} of {} right", stats.guessed_right, stats.guessed);
+            assert!(stats.guessed_right > 0 && stats.reused_tokens > 0, "{name}, run {run}: {stats:?}");
         }
     }
 }

@@ -188,6 +188,18 @@ impl Backend for Cpu {
         }))
     }
 
+    fn join_columns(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        let _time = self.time("join_columns");
+        let shape = check::join_columns(a.shape(), b.shape())?;
+        Ok(self.fill(shape.rows, shape.cols, |y| {
+            for (t, y) in y.chunks_exact_mut(shape.cols).enumerate() {
+                let (left, right) = y.split_at_mut(a.shape().cols);
+                left.copy_from_slice(a.row(t));
+                right.copy_from_slice(b.row(t));
+            }
+        }))
+    }
+
     fn split_heads(&self, x: &Tensor, heads: usize, first: usize) -> Result<(Tensor, Tensor)> {
         let _time = self.time("split_heads");
         let Shape { rows, cols } = x.shape();

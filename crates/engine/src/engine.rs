@@ -145,7 +145,7 @@ pub struct Engine<B: Backend> {
     context: usize,
     /// Bytes that the states of all sequences may take together.
     memory: u64,
-    /// What each layer keeps of a sequence.
+    /// What each layer keeps of a sequence, that of a drafting head included.
     shapes: Vec<LayerShape>,
 }
 
@@ -168,7 +168,8 @@ impl<B: Backend> Engine<B> {
     /// Checks that the context's caches fit in memory. A context that was asked for must fit whole; otherwise the
     /// model's own is shortened to what does.
     pub fn new(model: Model<B>, options: &EngineOptions) -> Result<Self, Error> {
-        let shapes = model.layer_shapes(options.cache);
+        let mut shapes = model.layer_shapes(options.cache);
+        shapes.extend(model.draft_shape(options.cache));
         let wanted = options.context.or(model.summary().context).unwrap_or(DEFAULT_CONTEXT).max(1);
         let available = options.cache_memory.or_else(|| model.backend().free_memory()).unwrap_or(u64::MAX);
         let chunk = options.chunk.max(1);

@@ -6,6 +6,7 @@
 
 mod constraint;
 mod dialect;
+mod draft_state;
 mod engine;
 mod error;
 mod sampling;

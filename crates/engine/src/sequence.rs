@@ -3,6 +3,7 @@
 use backend::Backend;
 use models::{RecurrentSnapshot, State};
 
+use crate::draft_state::DraftState;
 use crate::{Engine, Error};
 
 /// Snapshots kept per sequence. Each is as large as the recurrent part of the state (tens of megabytes for a large
@@ -17,6 +18,8 @@ pub struct Sequence<B: Backend> {
     pub(crate) logits: Option<B::Tensor>,
     /// Places to return to, oldest first; only for models with recurrent layers.
     snapshots: Vec<RecurrentSnapshot<B>>,
+    /// What a drafting head has seen of it, where one has followed.
+    pub(crate) draft: Option<DraftState<B>>,
 }
 
 /// The number of tokens two sequences begin with in common.
@@ -26,7 +29,7 @@ pub fn common_prefix(a: &[u32], b: &[u32]) -> usize {
 
 impl<B: Backend> Sequence<B> {
     pub(crate) fn new(state: State<B>, tokens: Vec<u32>, logits: Option<B::Tensor>) -> Self {
-        Self { tokens, state, logits, snapshots: Vec::new() }
+        Self { tokens, state, logits, snapshots: Vec::new(), draft: None }
     }
 
     /// The tokens seen.
@@ -47,7 +50,8 @@ impl<B: Backend> Sequence<B> {
     pub(crate) fn copy(&self, b: &B, len: usize) -> Result<Option<Self>, Error> {
         let snapshot = self.snapshots.iter().find(|s| s.len() == len);
         let Some(state) = self.state.copy(b, len, snapshot)? else { return Ok(None) };
-        Ok(Some(Self::new(state, self.tokens[..len].to_vec(), None)))
+        let draft = self.draft.as_ref().map(|draft| draft.copy(b, len)).transpose()?.flatten();
+        Ok(Some(Self { draft, ..Self::new(state, self.tokens[..len].to_vec(), None) }))
     }
 
     /// Bytes of its state, snapshots included.
@@ -71,6 +75,17 @@ impl<B: Backend> Sequence<B> {
     /// Goes back to the latest place at or before `len` that can be reached, and returns where that is; `fresh` makes
     /// an empty state for when it is the beginning.
     pub(crate) fn rewind(
+        &mut self,
+        b: &B,
+        len: usize,
+        fresh: impl FnOnce() -> Result<State<B>, Error>,
+    ) -> Result<usize, Error> {
+        let reached = self.rewind_state(b, len, fresh)?;
+        self.draft = self.draft.take().map(|draft| draft.rewind(b, reached)).transpose()?.flatten();
+        Ok(reached)
+    }
+
+    fn rewind_state(
         &mut self,
         b: &B,
         len: usize,

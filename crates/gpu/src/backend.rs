@@ -204,6 +204,11 @@ impl Backend for Gpu {
         self.part_of_heads(x, PartOfHeads { heads: 1, stride: x.shape().cols, offset: start, width })
     }
 
+    fn join_columns(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        check::join_columns(a.shape(), b.shape())?;
+        self.join_columns_of(a, b)
+    }
+
     fn split_heads(&self, x: &Tensor, heads: usize, first: usize) -> Result<(Tensor, Tensor)> {
         let (a, b) = check::split_heads(x.shape(), heads, first)?;
         let part = |offset, width| self.part_of_heads(x, PartOfHeads { heads, stride: a + b, offset, width });

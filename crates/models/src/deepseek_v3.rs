@@ -7,11 +7,21 @@ use checkpoint::Checkpoint;
 use crate::Result;
 use crate::config::{Fields, problem};
 use crate::layers::{
-    Decoder, DecoderConfig, LatentAttention, LatentConfig, Mixer, MoeConfig, Routing, SharedConfig,
-    SparseLayers, read_top_k,
+    Decoder, DecoderConfig, Drafter, DrafterNames, LatentAttention, LatentConfig, Mixer, MoeConfig, Routing,
+    SharedConfig, SparseLayers, read_top_k,
 };
 use crate::loader::Loader;
 use crate::model::{Built, Log};
+
+/// The head is one more layer behind the last. Its files repeat the embedding table and `lm_head` below it (`embed_tokens`,
+/// `shared_head.head`); both are the model's own by DeepSeek's report, and are not loaded twice.
+const DRAFTER: DrafterNames = DrafterNames {
+    embedding_norm: "enorm",
+    hidden_norm: "hnorm",
+    join: "eh_proj",
+    layer: None,
+    norm: "shared_head.norm",
+};
 
 fn read_moe(fields: Fields<'_>, frame: &DecoderConfig) -> Result<Option<MoeConfig>> {
     let Some(experts) = fields.count("n_routed_experts")?.filter(|n| *n > 0) else { return Ok(None) };
@@ -57,12 +67,18 @@ pub(crate) fn load<B: Backend>(
     let moe = read_moe(fields, &frame)?;
 
     let root = Loader::new(checkpoint, backend, "", log);
-    let mixer = |layer: &Loader<'_, B>, _| {
-        Ok(Mixer::Latent(LatentAttention::load(&layer.at("self_attn"), &attention)?))
+    let attend =
+        |layer: &Loader<'_, B>| Ok(Mixer::Latent(LatentAttention::load(&layer.at("self_attn"), &attention)?));
+    let network = Decoder::load(&root, fields, &frame, moe.as_ref(), |layer, _| attend(layer))?;
+    let drafter = match log.drafting {
+        true => {
+            let branch = root.drafter(format_args!("model.layers.{}", frame.layers), "eh_proj.weight");
+            Drafter::load(&branch, &DRAFTER, fields, &frame, moe.as_ref(), attend)?
+        }
+        false => None,
     };
-    let network = Decoder::load(&root, fields, &frame, moe.as_ref(), mixer)?;
 
     let mut parts = vec![attention.describe(frame.layers)];
     parts.extend(moe.map(|moe| moe.describe(frame.layers)));
-    Ok((Box::new(network), frame.summary(family, parts)))
+    Ok((Box::new(network.with_drafter(drafter)), frame.summary(family, parts)))
 }

@@ -75,6 +75,8 @@ pub(crate) struct Loader<'a, B> {
     norm_offset: f32,
     path: String,
     log: Log<'a>,
+    /// Whether this is a branch of the drafting head.
+    drafting: bool,
 }
 
 impl<'a, B: Backend> Loader<'a, B> {
@@ -87,7 +89,16 @@ impl<'a, B: Backend> Loader<'a, B> {
         } else {
             Naming::Plain
         };
-        Self { checkpoint, backend, naming, prefix, norm_offset: 0.0, path: String::new(), log }
+        Self {
+            checkpoint,
+            backend,
+            naming,
+            prefix,
+            norm_offset: 0.0,
+            path: String::new(),
+            log,
+            drafting: false,
+        }
     }
 
     /// The same, for a checkpoint that stores norm weights minus one.
@@ -98,6 +109,14 @@ impl<'a, B: Backend> Loader<'a, B> {
     /// A branch of the tree.
     pub fn at(&self, branch: impl std::fmt::Display) -> Self {
         Self { path: format!("{}{branch}.", self.path), ..*self }
+    }
+
+    /// The branch of the drafting head, whose weights are noted down apart; `leaf` is one that it cannot lack. mlx-lm drops such
+    /// heads, so that no file of its own says where one belongs: beside the text model's branch or in it.
+    pub fn drafter(&self, branch: impl std::fmt::Display, leaf: &str) -> Self {
+        let inside = Self { drafting: true, ..self.at(branch) };
+        let naming = if inside.contains(leaf) { inside.naming } else { Naming::Plain };
+        Self { naming, ..inside }
     }
 
     /// The name under which the checkpoint keeps a leaf of this branch.
@@ -111,7 +130,8 @@ impl<'a, B: Backend> Loader<'a, B> {
     }
 
     fn note(&self, leaf: &str, loaded: Loaded) {
-        self.log.borrow_mut().push((format!("{}{}{leaf}", self.prefix, self.path), loaded));
+        let notes = if self.drafting { &self.log.drafter } else { &self.log.model };
+        notes.borrow_mut().push((format!("{}{}{leaf}", self.prefix, self.path), loaded));
     }
 
     /// Whether the checkpoint has a tensor of this branch.

@@ -2,9 +2,10 @@
 
 use std::cell::RefCell;
 
-use backend::{Backend, Batch, CacheFloat};
+use backend::{Backend, Batch, CacheFloat, Span};
 use checkpoint::Checkpoint;
 
+use crate::layers::Drafts;
 use crate::loader::Loaded;
 use crate::state::{LayerShape, State, StateImage};
 use crate::traffic::{Sizes, Traffic};
@@ -17,11 +18,26 @@ pub const FAMILIES: &[&str] =
 /// What a family builds from a checkpoint.
 pub(crate) type Built<B> = (Box<dyn Network<B>>, Summary);
 
-/// Where weights are noted down as they are loaded, under mlx-lm's names.
-pub(crate) type Log<'a> = &'a RefCell<Weights>;
+/// Where weights are noted down as they are loaded.
+pub(crate) type Log<'a> = &'a Notes;
+
+/// What a family is asked to load, and what it has loaded.
+#[derive(Default)]
+pub(crate) struct Notes {
+    /// Whether a drafting head is wanted.
+    pub drafting: bool,
+    pub model: RefCell<Vec<(String, Loaded)>>,
+    /// Weights of the drafting head.
+    pub drafter: RefCell<Vec<(String, Loaded)>>,
+}
 
 /// Weights under mlx-lm's names.
-type Weights = Vec<(String, Loaded)>;
+pub struct Weights {
+    /// The model's own.
+    pub model: Vec<(String, Loaded)>,
+    /// Those of the head that guesses, which mlx-lm drops: under the names of the original, in mlx-lm's layouts.
+    pub drafter: Vec<(String, Loaded)>,
+}
 
 /// What a family has to say for itself.
 pub(crate) trait Network<B: Backend>: Send {
@@ -33,6 +49,11 @@ pub(crate) trait Network<B: Backend>: Send {
 
     /// What each layer keeps of a sequence.
     fn layer_shapes(&self, float: CacheFloat) -> Vec<LayerShape>;
+
+    /// The head that guesses, where there is one.
+    fn drafts(&self) -> Option<Drafts<'_, B>> {
+        None
+    }
 }
 
 /// What people and the engine want to know of a model.
@@ -57,8 +78,24 @@ pub enum Logits {
     None,
     /// Those of its last token.
     Last,
+    /// Those of so many of its last tokens.
+    Tail(usize),
     /// Those of each of its tokens.
     All,
+}
+
+impl Logits {
+    /// The rows of a span that are wanted.
+    fn rows(self, span: &Span) -> std::ops::Range<usize> {
+        let count = match self {
+            Logits::None => 0,
+            Logits::Last => 1,
+            Logits::Tail(count) => count.min(span.len),
+            Logits::All => span.len,
+        };
+        let end = span.row + span.len;
+        end - count..end
+    }
 }
 
 /// Some tokens of one sequence.
@@ -71,7 +108,23 @@ pub struct Request<'a, B: Backend> {
     pub logits: Logits,
 }
 
-fn build<B: Backend>(checkpoint: &Checkpoint, backend: &B) -> Result<(Built<B>, Weights)> {
+/// What a step leaves.
+pub struct Stepped<B: Backend> {
+    /// The wanted logits, one row each.
+    pub logits: Option<B::Tensor>,
+    /// What the drafting head takes of every token, where there is such a head.
+    pub hidden: Option<B::Tensor>,
+}
+
+/// Guesses of a drafting head.
+pub struct Drafted<B: Backend> {
+    /// Logits of the tokens after the next, one row for each that was wanted.
+    pub logits: B::Tensor,
+    /// What takes the place of the model's hidden states for guesses after these.
+    pub hidden: B::Tensor,
+}
+
+fn build<B: Backend>(checkpoint: &Checkpoint, backend: &B, drafting: bool) -> Result<(Built<B>, Weights)> {
     let family = checkpoint.config().model_type()?;
     let load = match family {
         "qwen3_5_moe" | "qwen3_5" | "qwen3_next" => qwen3_5::load,
@@ -80,15 +133,15 @@ fn build<B: Backend>(checkpoint: &Checkpoint, backend: &B) -> Result<(Built<B>, 
         "gemma4" | "gemma4_text" => gemma4::load,
         other => return Err(Error::UnknownFamily { found: other.into(), known: FAMILIES.join(", ") }),
     };
-    let log = RefCell::new(Vec::new());
-    let built = load(checkpoint, backend, family, &log)?;
-    Ok((built, log.into_inner()))
+    let notes = Notes { drafting, ..Notes::default() };
+    let built = load(checkpoint, backend, family, &notes)?;
+    Ok((built, Weights { model: notes.model.into_inner(), drafter: notes.drafter.into_inner() }))
 }
 
 /// Every weight of a checkpoint under mlx-lm's own name and in its layout, whatever the checkpoint's: what a conversion
 /// writes. `backend` only has to take the weights over, which costs nothing on the CPU.
-pub fn weights<B: Backend>(checkpoint: &Checkpoint, backend: &B) -> Result<Vec<(String, Loaded)>> {
-    Ok(build(checkpoint, backend)?.1)
+pub fn weights<B: Backend>(checkpoint: &Checkpoint, backend: &B) -> Result<Weights> {
+    Ok(build(checkpoint, backend, true)?.1)
 }
 
 /// A model on a backend.
@@ -102,10 +155,20 @@ pub struct Model<B: Backend> {
 }
 
 impl<B: Backend> Model<B> {
-    /// Builds the network that the checkpoint's config declares.
+    /// Builds the network that the checkpoint's config declares, without a drafting head.
     pub fn load(checkpoint: &Checkpoint, backend: B) -> Result<Self> {
-        let ((network, summary), weights) = build(checkpoint, &backend)?;
-        let (traffic, sizes) = (Traffic::of(&weights), Sizes::of(&weights));
+        Self::load_parts(checkpoint, backend, false)
+    }
+
+    /// The same with the drafting head, if the checkpoint has one.
+    pub fn load_drafting(checkpoint: &Checkpoint, backend: B) -> Result<Self> {
+        Self::load_parts(checkpoint, backend, true)
+    }
+
+    fn load_parts(checkpoint: &Checkpoint, backend: B, drafting: bool) -> Result<Self> {
+        let ((network, summary), weights) = build(checkpoint, &backend, drafting)?;
+        let traffic = Traffic::of(&weights.model);
+        let sizes = Sizes::of(weights.model.iter().chain(&weights.drafter));
         Ok(Self { backend, network, summary, traffic, sizes, identity: checkpoint.identity() })
     }
 
@@ -139,6 +202,16 @@ impl<B: Backend> Model<B> {
         self.network.layer_shapes(float)
     }
 
+    /// What the drafting head keeps of a sequence, where there is one.
+    pub fn draft_shape(&self, float: CacheFloat) -> Option<LayerShape> {
+        Some(self.network.drafts()?.shape(float))
+    }
+
+    /// The drafting head's state of a sequence of which it has seen nothing.
+    pub fn draft_state(&self, float: CacheFloat) -> Result<Option<State<B>>> {
+        self.draft_shape(float).map(|shape| State::new(&self.backend, vec![shape])).transpose()
+    }
+
     /// The state of a sequence that has seen nothing.
     pub fn state(&self, float: CacheFloat) -> Result<State<B>> {
         State::new(&self.backend, self.layer_shapes(float))
@@ -152,25 +225,58 @@ impl<B: Backend> Model<B> {
     /// Runs one batch and returns the wanted logits of all requests, one row each, in their order; `None` when nobody
     /// wants any. The result is a handle: read it with the backend.
     pub fn step(&self, requests: &mut [Request<'_, B>]) -> Result<Option<B::Tensor>> {
-        let sequences: Vec<_> = requests.iter().map(|r| (r.tokens, r.state.len)).collect();
-        let batch = Batch::new(&self.backend, &sequences)?;
+        Ok(self.run(requests)?.0)
+    }
+
+    /// The same, and what the drafting head takes of every token, if there is such a head.
+    pub fn step_with_hidden(&self, requests: &mut [Request<'_, B>]) -> Result<Stepped<B>> {
+        let (logits, hidden) = self.run(requests)?;
+        let drafts = self.network.drafts();
+        let hidden = drafts.map(|drafts| drafts.hidden(&self.backend, &hidden)).transpose()?;
+        Ok(Stepped { logits, hidden })
+    }
+
+    /// The wanted logits, and the hidden states of all tokens before the final norm.
+    fn run(&self, requests: &mut [Request<'_, B>]) -> Result<(Option<B::Tensor>, B::Tensor)> {
+        let (batch, rows) = self.batch(requests)?;
         let mut states: Vec<_> = requests.iter_mut().map(|r| &mut *r.state).collect();
         let hidden = self.network.forward(&self.backend, &batch, &mut states)?;
-        let mut rows = Vec::new();
-        for (request, span) in requests.iter_mut().zip(batch.spans()) {
-            request.state.len += span.len;
-            match request.logits {
-                Logits::None => {}
-                Logits::Last => rows.push(span.row + span.len - 1),
-                Logits::All => rows.extend(span.rows()),
-            }
-        }
+        Self::advance(requests);
         if rows.is_empty() {
-            return Ok(None);
+            return Ok((None, hidden));
         }
         // Most tokens of a prompt need no logits, and the vocabulary is the widest matrix of all.
-        let hidden =
-            if rows.len() == batch.rows() { hidden } else { self.backend.select_rows(&hidden, &rows)? };
-        self.network.logits(&self.backend, &hidden).map(Some)
+        if rows.len() == batch.rows() {
+            return Ok((Some(self.network.logits(&self.backend, &hidden)?), hidden));
+        }
+        let wanted = self.backend.select_rows(&hidden, &rows)?;
+        Ok((Some(self.network.logits(&self.backend, &wanted)?), hidden))
+    }
+
+    /// Lets the drafting head see some positions of several sequences: `hidden` has a row for each, in the requests' order. A request's
+    /// tokens are those that follow its positions, its state is the head's own, and its logits are guesses of what comes after
+    /// these. `None` when nobody wants any, or there is no head.
+    pub fn draft(&self, hidden: &B::Tensor, requests: &mut [Request<'_, B>]) -> Result<Option<Drafted<B>>> {
+        let Some(drafts) = self.network.drafts() else { return Ok(None) };
+        let (batch, rows) = self.batch(requests)?;
+        let mut states: Vec<_> = requests.iter_mut().map(|r| &mut *r.state).collect();
+        let output = drafts.forward(&self.backend, &batch, hidden, &mut states, &rows)?;
+        Self::advance(requests);
+        let Some(hidden) = output else { return Ok(None) };
+        Ok(Some(Drafted { logits: drafts.logits(&self.backend, &hidden)?, hidden }))
+    }
+
+    /// The batch of some requests, and its rows whose logits are wanted.
+    fn batch(&self, requests: &[Request<'_, B>]) -> Result<(Batch<B>, Vec<usize>)> {
+        let sequences: Vec<_> = requests.iter().map(|r| (r.tokens, r.state.len)).collect();
+        let batch = Batch::new(&self.backend, &sequences)?;
+        let wanted = requests.iter().zip(batch.spans()).flat_map(|(r, span)| r.logits.rows(span));
+        let rows = wanted.collect();
+        Ok((batch, rows))
+    }
+
+    /// The states have seen their tokens.
+    fn advance(requests: &mut [Request<'_, B>]) {
+        requests.iter_mut().for_each(|r| r.state.len += r.tokens.len());
     }
 }

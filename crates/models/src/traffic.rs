@@ -63,7 +63,7 @@ pub struct Sizes {
 
 impl Sizes {
     /// Adds up all weights of a model, under mlx-lm's names.
-    pub(crate) fn of(weights: &[(String, Loaded)]) -> Self {
+    pub(crate) fn of<'a>(weights: impl IntoIterator<Item = &'a (String, Loaded)>) -> Self {
         let mut sizes = Self::default();
         // Of each of the matrices that an expert has, the largest.
         let mut parts = BTreeMap::<&str, u64>::new();

@@ -211,45 +211,65 @@ impl MachineArgs {
         self.memory.map(|budget| budget.saturating_sub(weights)).or_else(|| machine.cache_memory(weights))
     }
 
-    fn load<B: Machine>(&self, checkpoint: &Checkpoint, machine: B) -> Result<Engine<B>, Error> {
+    fn load<B: Machine>(
+        &self,
+        checkpoint: &Checkpoint,
+        machine: B,
+        drafting: bool,
+    ) -> Result<Engine<B>, Error> {
         let options = self.options(self.cache_memory(checkpoint.total_bytes(), &machine));
-        Ok(Engine::new(Model::load(checkpoint, machine)?, &options)?)
+        Ok(Engine::new(open(checkpoint, machine, drafting)?, &options)?)
     }
 
-    /// How the model is spread, if it is larger than the memory of which so much may be used.
-    fn plan(&self, checkpoint: &Checkpoint, usable: Option<u64>) -> Result<Option<Plan>, Error> {
+    /// How the model is spread, if it is larger than the memory of which so much may be used, and whether its drafting head is loaded:
+    /// where it is wanted and fits beside everything else.
+    fn plan(&self, checkpoint: &Checkpoint, usable: Option<u64>) -> Result<(Option<Plan>, bool), Error> {
+        if self.drafting && matches!(self.plan_parts(checkpoint, usable, true), Ok(None)) {
+            return Ok((None, true));
+        }
+        Ok((self.plan_parts(checkpoint, usable, false)?, false))
+    }
+
+    fn plan_parts(
+        &self,
+        checkpoint: &Checkpoint,
+        usable: Option<u64>,
+        drafting: bool,
+    ) -> Result<Option<Plan>, Error> {
         let Some(budget) = self.memory.or(usable) else { return Ok(None) };
         if budget / 2 > checkpoint.total_bytes() + plan::BESIDE {
             return Ok(None);
         }
         // Only to be measured: nothing of it is read.
-        let model =
-            Model::load(checkpoint, Cpu::new(cpu::Options { threads: Some(1), ..Default::default() })?)?;
+        let cpu = Cpu::new(cpu::Options { threads: Some(1), ..Default::default() })?;
+        let model = open(checkpoint, cpu, drafting)?;
         let context = self.context.map(|n| n as usize).or(model.summary().context).unwrap_or(DEFAULT_CONTEXT);
-        let caches =
-            model.layer_shapes(self.cache_float()).iter().map(|shape| shape.bytes(context, self.chunk)).sum();
+        let (float, drafter) = (self.cache_float(), model.draft_shape(self.cache_float()));
+        let shapes = model.layer_shapes(float).into_iter().chain(drafter);
+        let caches = shapes.map(|shape| shape.bytes(context, self.chunk)).sum();
         Ok(Plan::new(budget, model.sizes(), caches, self.context.is_some())?)
     }
 
     fn load_cpu(&self, checkpoint: &Checkpoint, cpu: Cpu) -> Result<Engine<Cpu>, Error> {
-        let Some(plan) = self.plan(checkpoint, cpu.free_memory().map(plan::usable))? else {
-            return self.load(checkpoint, cpu);
-        };
+        let (plan, drafting) = self.plan(checkpoint, cpu.free_memory().map(plan::usable))?;
+        let Some(plan) = plan else { return self.load(checkpoint, cpu, drafting) };
         drop(cpu);
         self.load_spread(checkpoint, self.cpu(Some(&plan))?, &plan)
     }
 
     #[cfg(feature = "gpu")]
     fn load_gpu(&self, checkpoint: &Checkpoint, gpu: Gpu) -> Result<Engine<Gpu>, Error> {
-        let Some(plan) = self.plan(checkpoint, gpu.free_memory())? else {
+        let (plan, drafting) = self.plan(checkpoint, gpu.free_memory())?;
+        let Some(plan) = plan else {
             gpus::check_room(&gpu, checkpoint.total_bytes())?;
-            return self.load(checkpoint, gpu);
+            return self.load(checkpoint, gpu, drafting);
         };
         drop(gpu);
         self.load_spread(checkpoint, gpus::open_gpu(self, Some(&plan))?, &plan)
     }
 
-    /// The model on a machine that has been opened for a part of it.
+    /// The model on a machine that has been opened for a part of it, without a drafting head: it would take the place of experts
+    /// that every token needs.
     fn load_spread<B: Machine>(
         &self,
         checkpoint: &Checkpoint,
@@ -271,7 +291,7 @@ impl MachineArgs {
             AnyMachine::Cpu(cpu) => Ok(AnyEngine::Cpu(self.load_cpu(checkpoint, cpu)?)),
             #[cfg(feature = "gpu")]
             AnyMachine::Gpu(gpu) => match self.place(weights)? {
-                Place::GpuIfPossible => match self.load(checkpoint, gpu) {
+                Place::GpuIfPossible => match self.load(checkpoint, gpu, self.drafting) {
                     Err(why) if why.is_of_the_machine() => {
                         Ok(AnyEngine::Cpu(self.load_cpu(checkpoint, self.cpu_instead(&why)?)?))
                     }
@@ -290,7 +310,7 @@ impl MachineArgs {
         machine: &AnyMachine,
     ) -> Result<(Engine<Cpu>, Option<Plan>), Error> {
         let weights = checkpoint.total_bytes();
-        let (plan, cache_memory) = match machine {
+        let ((plan, drafting), cache_memory) = match machine {
             AnyMachine::Cpu(cpu) => {
                 let usable = cpu.free_memory().map(plan::usable);
                 (self.plan(checkpoint, usable)?, self.cache_memory(weights, cpu))
@@ -302,8 +322,14 @@ impl MachineArgs {
         };
         let cache_memory = plan.map(|plan| plan.caches).or(cache_memory);
         let cpu = Cpu::new(cpu::Options { threads: Some(1), ..cpu::Options::default() })?;
-        Ok((Engine::new(Model::load(checkpoint, cpu)?, &self.options(cache_memory))?, plan))
+        Ok((Engine::new(open(checkpoint, cpu, drafting)?, &self.options(cache_memory))?, plan))
     }
+}
+
+/// The model on a machine, with its drafting head or without.
+fn open<B: Backend>(checkpoint: &Checkpoint, machine: B, drafting: bool) -> Result<Model<B>, Error> {
+    let load = if drafting { Model::load_drafting } else { Model::load };
+    Ok(load(checkpoint, machine)?)
 }
 
 impl AnyMachine {

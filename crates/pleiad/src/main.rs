@@ -56,7 +56,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => commands::run::run(args),
         Command::Serve(args) => commands::serve::run(args),
-        Command::Inspect(args) => commands::inspect::run(&args),
+        Command::Inspect(args) => commands::inspect::run(args),
         Command::Logits(args) => commands::logits::run(&args),
         Command::Pull(args) => commands::pull::run(&args),
         Command::Quantize(args) => commands::quantize::run(&args),

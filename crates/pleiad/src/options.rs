@@ -89,6 +89,10 @@ pub struct MachineArgs {
     #[arg(long, value_name = "N", default_value_t = DEFAULT_CHUNK, value_parser = parse_count, help_heading = "Machine")]
     pub chunk: usize,
 
+    /// Whether a drafting head is of use, if the model has one.
+    #[arg(skip)]
+    pub drafting: bool,
+
     /// Whether the machine measures its operations.
     #[arg(skip)]
     pub profile: bool,

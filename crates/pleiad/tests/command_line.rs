@@ -285,6 +285,15 @@ fn inspect_tells_what_is_there() {
     ] {
         assert!(told.contains(words), "no `{words}` in:\n{told}");
     }
+    for name in ["qwen3_5_moe-mtp-bf16", "qwen3_5_moe-mtp-bf16-hf", "deepseek_v3-mtp-bf16"] {
+        let told = answer(&["inspect", path(&fixture(name))]);
+        for words in ["1 layer, with which `serve` guesses", "no tensor"] {
+            assert!(told.contains(words), "no `{words}` in:\n{told}");
+        }
+    }
+    // A part of a head is none.
+    let told = answer(&["inspect", path(&fixture("qwen3_5_moe-bf16-hf"))]);
+    assert!(told.contains("mtp.*: 5 (drafting head)") && !told.contains("`serve` guesses"), "{told}");
     let told = answer(&["inspect", path(&fixture("qwen3_5_moe-mixed"))]);
     for words in ["2-bit", "3-bit", "4-bit", "5-bit", "6-bit", "8-bit", "no tensor"] {
         assert!(told.contains(words), "no `{words}` in:\n{told}");

@@ -108,6 +108,8 @@ fn results_run_and_stay_close_to_the_source() {
         "deepseek_v3-fp8-hf",
         "gemma4-dense-bf16",
         "gemma4-moe-bf16",
+        "qwen3_5_moe-mtp-bf16",
+        "deepseek_v3-mtp-bf16",
     ] {
         let source = fixture(name);
         // Weights are random, so routers are easily turned and 4 bits go far; but models that have nothing in common are
@@ -167,6 +169,35 @@ fn what_mlx_lm_keeps_is_kept() {
     assert_eq!(dtype(&deepseek, &gate.replace("weight", "e_score_correction_bias")), Dtype::F32);
     assert!(deepseek.contains("model.layers.0.self_attn.embed_q.weight"));
     assert!(!deepseek.names().any(|name| name.contains("kv_b_proj")));
+}
+
+/// mlx-lm reads `model*.safetensors` and would refuse a head in some families.
+#[test]
+fn a_drafting_head_is_quantised_into_a_file_of_its_own() {
+    let place = Place::new();
+    let file = |folder: &Path, name: &str| read_file(&folder.join(name)).unwrap();
+    for (name, branch, join) in [
+        ("qwen3_5_moe-mtp-bf16", "language_model.mtp.", "fc"),
+        ("deepseek_v3-mtp-bf16", "model.layers.2.", "eh_proj"),
+    ] {
+        let to = place.quantize(&fixture(name), name, &["--group", "32"]);
+        let head = file(&to, "mtp.safetensors");
+        assert!(head.keys().all(|name| name.starts_with(branch)), "{name}");
+        assert!(!file(&to, "model.safetensors").keys().any(|name| name.starts_with(branch)), "{name}");
+        assert_eq!(head[&format!("{branch}{join}.weight")].dtype, Dtype::U32, "{name}");
+        let (inspected, _) = done(&["inspect", path(&to)]);
+        assert!(inspected.contains("drafting head"), "{name}: {inspected}");
+    }
+    let router = &config(&place.at("qwen3_5_moe-mtp-bf16"))["quantization"];
+    assert_eq!(router["language_model.mtp.layers.0.mlp.gate"], json!({"group_size": 64, "bits": 8}));
+    let hf = place.quantize(&fixture("qwen3_5_moe-mtp-bf16-hf"), "hf", &["--group", "32"]);
+    for name in ["model.safetensors", "mtp.safetensors"] {
+        let [a, b] = [&hf, &place.at("qwen3_5_moe-mtp-bf16")].map(|folder| file(folder, name));
+        assert!(
+            a.keys().eq(b.keys()) && a.iter().all(|(name, t)| t.bytes[..] == b[name].bytes[..]),
+            "{name}"
+        );
+    }
 }
 
 #[test]

@@ -64,6 +64,29 @@ fn both_apis_answer() {
 }
 
 #[test]
+fn a_drafting_head_guesses_and_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("tiny");
+    let model = model.to_str().unwrap();
+    let synth = ["synth", "tiny", model, "--drafter"];
+    assert!(Command::new(env!("CARGO_BIN_EXE_pleiad")).args(synth).status().unwrap().success());
+    let answer = |flags: &[&str]| {
+        let server = Server::start(&[&[model], flags].concat());
+        let ask = r#"{"prompt": "Hello", "temperature": 1, "seed": 3, "max_tokens": 60}"#;
+        let (status, body) = server.ask("POST", "/v1/completions", "", ask);
+        assert_eq!(status, 200, "{body}");
+        let text = body.split(r#""text":"#).nth(1).expect("a text").split(r#""finish_reason""#).next();
+        let metrics = server.ask("GET", "/metrics", "", "").1;
+        let guessed = metrics.lines().find_map(|line| line.strip_prefix("pleiad_guessed_tokens_total "));
+        (text.expect("a text").to_owned(), guessed.expect("a count").to_owned())
+    };
+    let (with, guessed) = answer(&["--numerics", "exact"]);
+    let (without, none) = answer(&["--numerics", "exact", "--no-speculation"]);
+    assert_eq!((with, none.as_str()), (without, "0"));
+    assert_ne!(guessed, "0");
+}
+
+#[test]
 fn a_schema_is_kept_to() {
     let server = Server::start(&["--no-speculation"]);
     let form = r#""response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": ["left", "right"]}}}, "#;

@@ -25,6 +25,9 @@ const TOPS: [(usize, usize, usize); 8] = [
     (2, 300, 0),
 ];
 
+/// Rows, columns of the first and of the second.
+const JOINS: [(usize, usize, usize); 4] = [(1, 64, 64), (3, 1, 37), (70, 129, 5), (513, 8, 8)];
+
 /// Rows, start, width out of 37 columns.
 const COLUMNS: [(usize, usize, usize); 4] = [(1, 0, 37), (4, 36, 1), (4, 5, 17), (3, 0, 8)];
 
@@ -128,6 +131,16 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
             let y = b.read(&b.columns(&x.on(b)?, start, width)?)?;
             let expected = Host::from_fn(rows, width, |t, c| x.row(t)[start + c]);
             Ok(vec![Output { flat: width * rows < 8, ..Output::exact("y", y, expected.values) }])
+        })
+    }));
+    cases.extend(JOINS.map(|(rows, left, right)| {
+        Case::new("join_columns", format!("{left} + {right}, n={rows}"), Bound::EXACT, move |b: &B, rng| {
+            let (x, z) = (rng.values(rows, left), rng.values(rows, right));
+            let y = b.join_columns(&x.on(b)?, &z.on(b)?)?;
+            ensure(y.shape() == Shape { rows, cols: left + right }, "wrong shape")?;
+            let value = |t, c| if c < left { x.row(t)[c] } else { z.row(t)[c - left] };
+            let expected = Host::from_fn(rows, left + right, value);
+            Ok(vec![Output::exact("y", b.read(&y)?, expected.values)])
         })
     }));
     cases.extend(SPLITS.map(|(rows, heads, width, first)| {

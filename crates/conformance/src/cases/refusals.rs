@@ -44,6 +44,9 @@ fn rows_and_columns<B: Backend>() -> Vec<Case<B>> {
         wrong("select_rows", "a row past the end", |b: &B, _| b.select_rows(&t(b, 2, 3)?, &[0, 2])),
         wrong("columns", "past the end", |b: &B, _| b.columns(&t(b, 2, 3)?, 1, 3)),
         wrong("columns", "a start that overflows", |b: &B, _| b.columns(&t(b, 2, 3)?, usize::MAX, 2)),
+        wrong("join_columns", "another number of rows", |b: &B, _| {
+            b.join_columns(&t(b, 2, 3)?, &t(b, 3, 3)?)
+        }),
         wrong("split_heads", "width not divisible", |b: &B, _| b.split_heads(&t(b, 2, 7)?, 3, 1)),
         wrong("split_heads", "first part too wide", |b: &B, _| b.split_heads(&t(b, 2, 6)?, 3, 3)),
         wrong("split_heads", "no heads", |b: &B, _| b.split_heads(&t(b, 2, 6)?, 0, 3)),

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use backend::{Backend, largest};
 use models::{Logits, RecurrentSnapshot, Request};
 
+use super::costs::{Costs, MOST, Trust};
 use super::guess::Guesses;
 use super::job::{Job, Timing, TokenUpdate, Update};
 use super::lock;
@@ -30,6 +31,8 @@ pub(super) struct Answer<B: Backend> {
     pub sequence: Option<Sequence<B>>,
     /// The place before the present step, for when guesses are wrong.
     before: Option<RecurrentSnapshot<B>>,
+    /// Tokens that the model had seen before the present step.
+    pub begin: usize,
 }
 
 /// The side of an answer that chooses tokens and tells them. It knows no backend, so that any thread may do it.
@@ -41,11 +44,16 @@ pub(super) struct Writer {
     /// Prompt and answer. What the model has not seen yet is what the sequence lacks of them.
     tokens: Vec<u32>,
     guesses: Guesses,
+    /// What a drafting head guesses for the next step, and how its guesses went.
+    drafted: Vec<u32>,
+    trust: Trust,
     /// Logits of the tokens that a constraint allows.
     allowed: Vec<f32>,
     /// What the present step runs: tokens, then guesses.
     part: Vec<u32>,
     guessed: usize,
+    /// Whether the guesses are the drafting head's.
+    by_head: bool,
     pub reused: usize,
     queued_at: Instant,
     /// When its first step could come.
@@ -66,7 +74,7 @@ pub(super) struct Gain {
 
 impl<B: Backend> Answer<B> {
     pub fn new(queued: Queued) -> Self {
-        Self { writer: Writer::new(queued), sequence: None, before: None }
+        Self { writer: Writer::new(queued), sequence: None, before: None, begin: 0 }
     }
 
     fn seen(&self) -> usize {
@@ -78,15 +86,15 @@ impl<B: Backend> Answer<B> {
         self.writer.tokens.len() - self.seen()
     }
 
-    /// Whether its prompt is computed and it waits for nothing but its next token.
+    /// Whether its prompt is computed and it waits for nothing but its next token, or for few that a wrong guess took back.
     pub fn is_writing(&self) -> bool {
-        self.writer.started_at.is_some() && self.unseen() <= 2
+        self.writer.started_at.is_some() && self.unseen() <= 1 + MOST
     }
 
     /// Chooses what the next step runs: at most `budget` tokens, and guesses if there may be any.
     pub fn plan(&mut self, b: &B, budget: usize, guess: bool, context: usize) -> Result<(), Error> {
-        let seen = self.seen();
-        self.writer.plan(seen, budget, guess, context);
+        self.begin = self.seen();
+        self.writer.plan(self.begin, budget, guess, context);
         self.before = match &self.sequence {
             Some(sequence) if self.writer.guessed > 0 && sequence.state.is_recurrent() => {
                 Some(sequence.state.snapshot(b)?)
@@ -107,8 +115,7 @@ impl<B: Backend> Answer<B> {
     pub fn request(&mut self) -> Option<Request<'_, B>> {
         let logits = match self.rows() {
             0 => Logits::None,
-            1 => Logits::Last,
-            _ => Logits::All,
+            rows => Logits::Tail(rows),
         };
         let sequence = self.sequence.as_mut()?;
         Some(Request { tokens: &self.writer.part, state: &mut sequence.state, logits })
@@ -132,10 +139,10 @@ impl<B: Backend> Answer<B> {
         if right == guessed {
             return Ok(());
         }
-        let before = sequence.tokens.len() - self.writer.part.len();
+        let kept = sequence.tokens.len() - (guessed - right);
         let (reached, len) = match &self.before {
-            Some(snapshot) => (sequence.state.restore(b, snapshot)?, before),
-            None => (sequence.state.truncate(b, before + 1 + right)?, before + 1 + right),
+            Some(snapshot) => (sequence.state.restore(b, snapshot)?, self.begin),
+            None => (sequence.state.truncate(b, kept)?, kept),
         };
         sequence.tokens.truncate(len);
         if !reached {
@@ -158,9 +165,12 @@ impl Writer {
             constraint,
             tokens,
             guesses: Guesses::default(),
+            drafted: Vec::new(),
+            trust: Trust::default(),
             allowed: Vec::new(),
             part: Vec::new(),
             guessed: 0,
+            by_head: false,
             reused: 0,
             queued_at: since,
             begun_at: None,
@@ -194,13 +204,50 @@ impl Writer {
         }
         self.part.clear();
         self.part.extend_from_slice(&self.tokens[seen..end]);
-        self.guessed = 0;
-        if guess && end == self.tokens.len() && self.part.len() == 1 {
-            let left = self.job.max_tokens.map_or(usize::MAX, |most| most - self.written());
-            let most = (left - 1).min(context - self.tokens.len());
-            self.part.extend_from_slice(self.guesses.guess(&self.tokens, most));
-            self.guessed = self.part.len() - 1;
+        let tokens = self.part.len();
+        // What a wrong guess took back is computed again, and with every further one there is more of it.
+        if guess && end == self.tokens.len() && tokens <= 2 {
+            let most = self.most(context);
+            if tokens == 1 {
+                self.part.extend_from_slice(self.guesses.guess(&self.tokens, most));
+            }
+            self.by_head = self.part.len() == tokens;
+            if self.by_head {
+                self.part.extend_from_slice(&self.drafted[..self.drafted.len().min(most)]);
+            }
         }
+        self.drafted.clear();
+        self.guessed = self.part.len() - tokens;
+    }
+
+    /// Most guesses that could be of use.
+    fn most(&self, context: usize) -> usize {
+        let left = self.job.max_tokens.map_or(usize::MAX, |most| most - self.written());
+        (left - 1).min(context - self.tokens.len())
+    }
+
+    /// How many guesses of a drafting head the next step should check.
+    pub fn wanted(&mut self, costs: &Costs, answers: usize, context: usize) -> usize {
+        let most = self.most(context);
+        if most == 0 || !self.guesses.guess(&self.tokens, most).is_empty() {
+            return 0;
+        }
+        self.trust.length(costs, answers, self.tokens.len()).min(most)
+    }
+
+    /// Whether the head's guesses do not pay at present, so that it need not see anything either.
+    pub fn is_without_head(&self) -> bool {
+        self.trust.pauses(self.tokens.len())
+    }
+
+    /// The tokens so far, and where guesses of what follows them go.
+    pub fn drafting(&mut self) -> (&[u32], &mut Vec<u32>) {
+        (&self.tokens, &mut self.drafted)
+    }
+
+    /// Guesses of the drafting head in the present step; `None` where there are others.
+    pub fn checked(&self) -> Option<usize> {
+        (self.guessed == 0 || self.by_head).then_some(self.guessed)
     }
 
     /// Tokens of the step, guesses included, and how many of them are guesses.
@@ -244,7 +291,10 @@ impl Writer {
             // An end is nobody's fault: what came before it was right.
             let right = gain.right as usize;
             let judged = if gain.finish.is_some() { right } else { self.guessed };
-            self.guesses.learn(before, judged, right);
+            match self.by_head {
+                true => self.trust.learn(judged, right),
+                false => self.guesses.learn(before, judged, right),
+            }
         }
         Ok(gain)
     }

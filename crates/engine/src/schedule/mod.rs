@@ -2,9 +2,12 @@
 //!
 //! A step is a batch: the next token of every answer that is being written, some tokens that are guessed, and as much of new
 //! prompts as keeps the others from waiting long. `run` is the loop, `answer` one job on its way, `prefix` what finished
-//! sequences leave for later prompts, `guess` finds repetitions.
+//! sequences leave for later prompts. `guess` finds repetitions, `draft` asks a model's own head for guesses, and `costs` whether
+//! these are worth it.
 
 mod answer;
+mod costs;
+mod draft;
 mod guess;
 mod job;
 mod prefix;
@@ -36,7 +39,8 @@ pub struct SchedulerOptions {
     pub prefix_memory: u64,
     /// Where such states are kept when the scheduler ends, if anywhere.
     pub prefix_folder: Option<PathBuf>,
-    /// Whether to guess several tokens at once where the text repeats itself. Answers keep their distribution.
+    /// Whether to guess several tokens at once: where the text repeats itself, and by the model's drafting head where it was loaded. Answers
+    /// keep their distribution.
     pub speculate: bool,
 }
 

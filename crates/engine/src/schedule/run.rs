@@ -8,8 +8,11 @@ use std::sync::{Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use backend::{Backend, Handle};
+use models::Stepped;
 
 use super::answer::{Answer, Gain, Row};
+use super::costs::Costs;
+use super::draft::draft;
 use super::job::{Job, Update};
 use super::prefix::Prefixes;
 use super::{SchedulerOptions, Shared, Stats, lock};
@@ -22,6 +25,9 @@ pub(super) struct Queued {
     pub since: Instant,
 }
 
+/// How a step went for each answer.
+pub(super) type Gains = Vec<Result<Gain, Error>>;
+
 /// How long answers that are being written may wait for other prompts.
 const PATIENCE: Duration = Duration::from_millis(150);
 
@@ -29,7 +35,7 @@ const PATIENCE: Duration = Duration::from_millis(150);
 const LEAST_PROMPT: usize = 16;
 
 /// Most answers at once for which guessing pays: with more, a step is no longer bound by reading weights.
-const FEW: usize = 4;
+pub(super) const FEW: usize = 4;
 
 /// Room that a sequence is granted in advance, in tokens.
 const MARGIN: usize = 256;
@@ -47,6 +53,8 @@ pub(super) struct Loop<B: Backend> {
     prefixes: Prefixes<B>,
     /// Seconds per token of a prompt, as far as known.
     pace: Option<f64>,
+    /// What steps take with guesses of a drafting head and without.
+    costs: Costs,
     stats: Stats,
     /// Logits of the present step, where all are needed.
     logits: Vec<f32>,
@@ -73,6 +81,7 @@ impl<B: Backend> Loop<B> {
             waiting: VecDeque::new(),
             running: Vec::new(),
             pace: None,
+            costs: Costs::default(),
             stats: Stats::default(),
             logits: Vec::new(),
             ending: false,
@@ -249,12 +258,16 @@ impl<B: Backend> Loop<B> {
             Err(error) => return self.fail_all(&error),
         };
         let writing = self.running.len();
+        let checked: Option<usize> = self.running.iter().map(|answer| answer.writer.checked()).sum();
         let result = self.run_step();
         self.stats.steps += 1;
-        let mut gains = match result {
-            Ok(gains) => gains,
+        let (mut gains, drafted) = match result {
+            Ok(result) => result,
             Err(error) => return self.fail_all(&error),
         };
+        if let (Some(drafted), Some(checked), 0) = (drafted, checked, prompt_tokens) {
+            self.costs.learn(writing, checked, drafted, begun.elapsed());
+        }
         self.stats.prompt_tokens += prompt_tokens as u64;
         // Steps that are mostly prompt tell how long a prompt takes.
         if prompt_tokens > 4 * writing {
@@ -319,14 +332,18 @@ impl<B: Backend> Loop<B> {
         Ok(prompt_tokens)
     }
 
-    /// Runs the step; how it went for each answer, in their order.
-    fn run_step(&mut self) -> Result<Vec<Result<Gain, Error>>, Error> {
-        let Self { engine, running, logits: all, .. } = self;
+    /// Runs the step; how it went for each answer, in their order, and the guesses that a drafting head has made for the next, if it
+    /// was asked.
+    fn run_step(&mut self) -> Result<(Gains, Option<usize>), Error> {
+        let Self { engine, running, logits: all, costs, .. } = self;
         let b = engine.model().backend();
         let context = engine.context();
         running.iter().filter_map(|answer| answer.writer.beside()).for_each(|task| b.beside(task));
         let mut requests: Vec<_> = running.iter_mut().filter_map(Answer::request).collect();
-        let logits = engine.model().step(&mut requests)?;
+        let Stepped { logits, hidden } = match self.speculate && requests.len() <= FEW {
+            true => engine.model().step_with_hidden(&mut requests)?,
+            false => Stepped { logits: engine.model().step(&mut requests)?, hidden: None },
+        };
         drop(requests);
         let asking = || running.iter().filter(|answer| answer.rows() > 0);
         // As many of the largest as suffice for everybody, or all.
@@ -365,7 +382,9 @@ impl<B: Backend> Loop<B> {
             answer.drop_guesses(b, &gain)?;
             Ok(gain)
         };
-        Ok(running.iter_mut().zip(gains).map(finished).collect())
+        let gains: Vec<_> = running.iter_mut().zip(gains).map(finished).collect();
+        let drafted = hidden.map(|hidden| draft(engine, running, &gains, &hidden, costs)).transpose()?;
+        Ok((gains, drafted))
     }
 
     /// A step that failed leaves all its states in between: none can go on.

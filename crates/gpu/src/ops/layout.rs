@@ -34,6 +34,15 @@ impl Gpu {
         Ok(y)
     }
 
+    pub(crate) fn join_columns_of(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        let whole =
+            |x: &Tensor| PartOfHeads { heads: 1, stride: x.shape().cols, offset: 0, width: x.shape().cols };
+        let y = self.tensor(a.shape().rows, a.shape().cols + b.shape().cols)?;
+        self.move_part(a, whole(a), &y, 0);
+        self.move_part(b, whole(b), &y, a.shape().cols);
+        Ok(y)
+    }
+
     pub(crate) fn split_qkvz_of(&self, x: &Tensor, shape: &GdnShape) -> Result<(Tensor, Tensor)> {
         let GdnShape { key_heads, value_heads, key_dim, value_dim, .. } = *shape;
         let values = value_heads / key_heads * value_dim;

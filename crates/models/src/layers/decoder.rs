@@ -2,6 +2,7 @@
 
 use backend::{Backend, Batch, CacheFloat, Norm};
 
+use super::drafter::{Drafter, Drafts};
 use super::{Attention, FeedForward, GatedDelta, LatentAttention, MoeConfig};
 use crate::Result;
 use crate::config::Fields;
@@ -27,7 +28,7 @@ pub(crate) struct Layer<B: Backend> {
 impl<B: Backend> Layer<B> {
     /// `loader` is the layer's place in the tree; `mixer` loads what mixes tokens there; `moe` is given where the layer
     /// has experts.
-    fn load(
+    pub fn load(
         loader: &Loader<'_, B>,
         fields: Fields<'_>,
         hidden: usize,
@@ -40,6 +41,37 @@ impl<B: Backend> Layer<B> {
             post_norm: loader.norm("post_attention_layernorm", hidden)?,
             feed_forward: FeedForward::load(&loader.at("mlp"), fields, hidden, moe)?,
         })
+    }
+
+    /// The first half; the layer's caches are number `i` of the states.
+    pub fn mix(
+        &self,
+        b: &B,
+        eps: f32,
+        h: B::Tensor,
+        batch: &Batch<B>,
+        states: &mut [&mut State<B>],
+        i: usize,
+    ) -> Result<B::Tensor> {
+        let norm = Norm { w: &self.input_norm, eps };
+        match &self.mixer {
+            Mixer::Attention(attention) => attention.forward(b, h, norm, batch, state::caches(states, i)),
+            Mixer::Latent(attention) => attention.forward(b, h, norm, batch, state::caches(states, i)),
+            Mixer::GatedDelta(delta) => delta.forward(b, h, norm, batch, state::recurrent(states, i)),
+        }
+    }
+
+    /// The second half.
+    pub fn feed(&self, b: &B, eps: f32, h: B::Tensor) -> Result<B::Tensor> {
+        self.feed_forward.forward(b, h, Norm { w: &self.post_norm, eps })
+    }
+
+    pub fn shape(&self, float: CacheFloat) -> LayerShape {
+        match &self.mixer {
+            Mixer::Attention(attention) => LayerShape::Kv(attention.kv_shape(float)),
+            Mixer::Latent(attention) => LayerShape::Kv(attention.kv_shape(float)),
+            Mixer::GatedDelta(delta) => LayerShape::Recurrent(delta.shape()),
+        }
     }
 }
 
@@ -82,6 +114,7 @@ pub(crate) struct Decoder<B: Backend> {
     norm: B::Tensor,
     /// Absent when the embedding table is the head.
     lm_head: Option<B::Matrix>,
+    drafter: Option<Drafter<B>>,
 }
 
 impl<B: Backend> Decoder<B> {
@@ -107,7 +140,17 @@ impl<B: Backend> Decoder<B> {
             layers,
             norm: model.norm("norm", hidden)?,
             lm_head: if tied { None } else { Some(root.matrix("lm_head", vocabulary, hidden)?) },
+            drafter: None,
         })
+    }
+
+    /// The same with a head that guesses.
+    pub fn with_drafter(self, drafter: Option<Drafter<B>>) -> Self {
+        Self { drafter, ..self }
+    }
+
+    fn head(&self) -> &B::Matrix {
+        self.lm_head.as_ref().unwrap_or(&self.embed_tokens)
     }
 }
 
@@ -119,31 +162,25 @@ impl<B: Backend> Network<B> for Decoder<B> {
                 // What the mixer adds seldom changes the first choices.
                 b.expect_moe(&h, Norm { w: &layer.post_norm, eps: self.eps }, moe)?;
             }
-            let norm = Norm { w: &layer.input_norm, eps: self.eps };
-            h = match &layer.mixer {
-                Mixer::Attention(attention) => {
-                    attention.forward(b, h, norm, batch, state::caches(states, i))?
-                }
-                Mixer::Latent(attention) => attention.forward(b, h, norm, batch, state::caches(states, i))?,
-                Mixer::GatedDelta(delta) => delta.forward(b, h, norm, batch, state::recurrent(states, i))?,
-            };
-            h = layer.feed_forward.forward(b, h, Norm { w: &layer.post_norm, eps: self.eps })?;
+            h = layer.mix(b, self.eps, h, batch, states, i)?;
+            h = layer.feed(b, self.eps, h)?;
         }
         Ok(h)
     }
 
     fn logits(&self, b: &B, hidden: &B::Tensor) -> Result<B::Tensor> {
         let norm = Norm { w: &self.norm, eps: self.eps };
-        let [logits] = b.norm_matmuls(hidden, norm, [self.lm_head.as_ref().unwrap_or(&self.embed_tokens)])?;
+        let [logits] = b.norm_matmuls(hidden, norm, [self.head()])?;
         Ok(logits)
     }
 
     fn layer_shapes(&self, float: CacheFloat) -> Vec<LayerShape> {
-        let shape = |layer: &Layer<B>| match &layer.mixer {
-            Mixer::Attention(attention) => LayerShape::Kv(attention.kv_shape(float)),
-            Mixer::Latent(attention) => LayerShape::Kv(attention.kv_shape(float)),
-            Mixer::GatedDelta(delta) => LayerShape::Recurrent(delta.shape()),
-        };
-        self.layers.iter().map(shape).collect()
+        self.layers.iter().map(|layer| layer.shape(float)).collect()
+    }
+
+    fn drafts(&self) -> Option<Drafts<'_, B>> {
+        let Self { embed_tokens, norm, eps, .. } = self;
+        let drafter = self.drafter.as_ref()?;
+        Some(Drafts { drafter, embed_tokens, norm, lm_head: self.head(), eps: *eps })
     }
 }

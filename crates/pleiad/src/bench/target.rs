@@ -64,8 +64,9 @@ impl Target {
 
     fn make(preset: &str, layers: Option<usize>) -> Result<Self, Error> {
         let folder = cache_folder().join(format!("bench-{preset}-{}", std::process::id()));
+        let (preset_name, dst) = (preset.into(), folder.clone());
         let args =
-            SynthArgs { preset: preset.into(), dst: folder.clone(), layers, seed: 0, bits: 4, group: 64 };
+            SynthArgs { preset: preset_name, dst, layers, seed: 0, bits: 4, group: 64, drafter: false };
         synth::make(&args)?;
         eprintln!("made {}, to be removed at the end", folder.display());
         let layers = layers.map_or(String::new(), |n| format!(", {}", counted(n, "layer")));

@@ -161,7 +161,9 @@ fn describe_gpus(table: &mut Table) {
     }
 }
 
-pub fn run(args: &InspectArgs) -> Result<ExitCode, Error> {
+pub fn run(mut args: InspectArgs) -> Result<ExitCode, Error> {
+    // As `serve` would load it.
+    args.model.machine.drafting = true;
     let checkpoint = args.model.model.checkpoint()?;
     let mut table = Table(Vec::new());
     table.row("model", args.model.model.to_string());
@@ -182,6 +184,9 @@ pub fn run(args: &InspectArgs) -> Result<ExitCode, Error> {
     let context = summary.context.map_or(String::new(), |n| format!(", context {n}"));
     table.row("shape", format!("hidden size {}, vocabulary {}{context}", summary.hidden, summary.vocabulary));
     summary.parts.iter().for_each(|(name, text)| table.row(name, text));
+    if engine.model().draft_shape(engine.cache()).is_some() {
+        table.row("drafting head", "1 layer, with which `serve` guesses tokens that the model checks");
+    }
     let unused = checkpoint.unused();
     describe_weights(&checkpoint, &mut table)?;
     describe_unused(&unused, &mut table);

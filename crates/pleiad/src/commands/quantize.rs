@@ -23,7 +23,7 @@ use crate::terminal;
 #[command(
     after_long_help = "SRC may hold bf16, f16, f32 or fp8, under mlx-lm's names or those of the Hugging Face original. DST gets mlx-lm's names \
 and layouts, and loads there too. Routers keep 8 bits, and matrices whose width the group does not divide stay as they \
-are, as in mlx-lm."
+are, as in mlx-lm. A head that guesses tokens (MTP) goes to mtp.safetensors, a file that mlx-lm does not read."
 )]
 pub struct QuantizeArgs {
     /// Folder of the model (config.json and safetensors), or the hub's name of one that `pleiad pull` has fetched

@@ -64,7 +64,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FOLDER")]
     prefix_folder: Option<PathBuf>,
 
-    /// Do not guess tokens where a text repeats itself
+    /// Do not guess tokens, neither where a text repeats itself nor by a drafting head that the model may have
     #[arg(long)]
     no_speculation: bool,
 
@@ -86,16 +86,18 @@ pub struct ServeArgs {
 
 pub fn run(mut args: ServeArgs) -> Result<ExitCode, Error> {
     args.machine.quiet = args.quiet;
+    args.machine.drafting = !args.no_speculation;
     let source = args.model.clone().unwrap_or(Source::Box);
     let checkpoint = source.checkpoint()?;
     let tokenizer = source.tokenizer()?;
     with_engine!(args.machine.engine(&checkpoint)?, engine => {
         args.note(&format!(
-            "[{}, {}, {}, {}]",
+            "[{}, {}, {}, {}{}]",
             args.name(&source),
             bytes(checkpoint.total_bytes()),
             engine.model().backend().description(),
-            models::counted(engine.context(), "token") + " of context"
+            models::counted(engine.context(), "token") + " of context",
+            engine.model().draft_shape(engine.cache()).map_or("", |_| ", a drafting head")
         ));
         serve(&args, &source, engine, tokenizer)
     })

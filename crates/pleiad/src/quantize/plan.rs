@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use checkpoint::{Checkpoint, Dtype, Float, Mode, QuantSpec, TensorSpec};
-use models::Loaded;
+use models::{Loaded, Weights};
 use serde_json::{Map, Value, json};
 
 use super::error::{Error, Result};
@@ -35,6 +35,8 @@ pub(super) enum Contents {
 pub struct Plan {
     default: QuantSpec,
     pub(super) weights: Vec<Planned>,
+    /// The first of them that belongs to the drafting head; those have a file of their own.
+    pub(super) drafter: usize,
     /// Paths with an entry of their own in the config.
     entries: Vec<(String, Value)>,
     /// Matrices that stay plain because groups do not divide their rows: path and width.
@@ -47,19 +49,18 @@ impl Plan {
     /// Decides about every weight of a model. `mixed` is a recipe's name or file.
     pub fn new(
         checkpoint: &Checkpoint,
-        weights: Vec<(String, Loaded)>,
+        weights: Weights,
         default: QuantSpec,
         mixed: Option<&str>,
     ) -> Result<Plan> {
         let family = checkpoint.config().model_type()?.to_owned();
-        let paths: Vec<&str> = weights
-            .iter()
-            .filter(|(_, w)| !matches!(w, Loaded::Values { .. }))
-            .map(|(p, _)| p.as_str())
-            .collect();
-        let layers: Vec<&str> =
-            paths.into_iter().filter(|path| family::role(&family, path) != Role::Fixed).collect();
-        let recipe = mixed.map(|name| Recipe::open(name, default, &layers)).transpose()?;
+        let matrix = |(path, loaded): &(String, Loaded)| {
+            !matches!(loaded, Loaded::Values { .. }) && family::role(&family, path) != Role::Fixed
+        };
+        let [layers, head] = [&weights.model, &weights.drafter].map(|weights| {
+            weights.iter().filter(|w| matrix(w)).map(|(path, _)| path.as_str()).collect::<Vec<_>>()
+        });
+        let recipe = mixed.map(|name| Recipe::open(name, default, &layers, &head)).transpose()?;
         let mut planner = Planner {
             checkpoint,
             cast: family::cast(checkpoint.config().root()),
@@ -68,21 +69,15 @@ impl Plan {
             plan: Plan {
                 default,
                 weights: Vec::new(),
+                drafter: 0,
                 entries: Vec::new(),
                 skipped: Vec::new(),
                 parameters: 0,
             },
         };
-        for (path, loaded) in weights {
-            match loaded {
-                Loaded::Values { shape, values } => planner.values(path, shape, values),
-                Loaded::Matrix(weight) => planner.matrices(path, Matrices::new(weight, false, false))?,
-                Loaded::Stack { weight, .. } => planner.matrices(path, Matrices::new(weight, true, false))?,
-                Loaded::Heads { weight, transposed } => {
-                    planner.matrices(path, Matrices::new(weight, true, transposed))?;
-                }
-            }
-        }
+        planner.add(weights.model)?;
+        planner.plan.drafter = planner.plan.weights.len();
+        planner.add(weights.drafter)?;
         planner.finish()
     }
 
@@ -175,6 +170,20 @@ impl Planner<'_> {
         if family::keeps_its_type(&self.family, name) { had } else { self.cast.unwrap_or(had) }
     }
 
+    fn add(&mut self, weights: Vec<(String, Loaded)>) -> Result<()> {
+        weights.into_iter().try_for_each(|(path, loaded)| match loaded {
+            Loaded::Values { shape, values } => {
+                self.values(path, shape, values);
+                Ok(())
+            }
+            Loaded::Matrix(weight) => self.matrices(path, Matrices::new(weight, false, false)),
+            Loaded::Stack { weight, .. } => self.matrices(path, Matrices::new(weight, true, false)),
+            Loaded::Heads { weight, transposed } => {
+                self.matrices(path, Matrices::new(weight, true, transposed))
+            }
+        })
+    }
+
     fn values(&mut self, name: String, shape: Vec<usize>, values: Vec<f32>) {
         let had = stored_float(self.checkpoint, &name);
         let float = self.float(&name, had);
@@ -246,7 +255,9 @@ impl Planner<'_> {
         }
         let odd =
             |weight: &Planned| weight.specs().iter().any(|spec| !bytes_of(spec).is_multiple_of(ALIGNMENT));
-        self.plan.weights.sort_by_key(odd);
+        let (model, drafter) = self.plan.weights.split_at_mut(self.plan.drafter);
+        model.sort_by_key(odd);
+        drafter.sort_by_key(odd);
         Ok(self.plan)
     }
 }

@@ -40,8 +40,9 @@ pub enum Verdict {
 }
 
 impl Recipe {
-    /// Finds a recipe by name or reads the file, for a model with these matrices; `default` is what the flags ask for.
-    pub fn open(name: &str, default: QuantSpec, paths: &[&str]) -> Result<Recipe> {
+    /// Finds a recipe by name or reads the file, for a model with these matrices and a drafting head with those; `default` is what the
+    /// flags ask for.
+    pub fn open(name: &str, default: QuantSpec, paths: &[&str], drafter: &[&str]) -> Result<Recipe> {
         if let Some((name, low, high)) = RECIPES.into_iter().find(|(known, ..)| *known == name) {
             if default.mode != Mode::Affine {
                 return Err(Error::Usage(format!("the recipe {name} is affine: leave out --mode")));
@@ -63,7 +64,7 @@ impl Recipe {
             Err(source) => return Err(Error::File { path: path.into(), source }),
         };
         let recipe = Recipe::Patterns { path: path.into(), patterns: read_patterns(&text, path, default)? };
-        recipe.check_used(paths)?;
+        recipe.check_used(&[paths, drafter].concat())?;
         Ok(recipe)
     }
 
@@ -240,7 +241,7 @@ mod tests {
     fn recipes_of_mlx_lm() {
         let paths: Vec<String> = (0..16).map(|i| format!("model.layers.{i}.mlp.down_proj")).collect();
         let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
-        let recipe = Recipe::open("mixed_3_6", DEFAULT, &paths).unwrap();
+        let recipe = Recipe::open("mixed_3_6", DEFAULT, &paths, &[]).unwrap();
         let bits = |path: &str| match recipe.verdict(path) {
             Verdict::Quantise(spec) => spec.bits,
             other => panic!("{other:?}"),

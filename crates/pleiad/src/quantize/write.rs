@@ -10,7 +10,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use checkpoint::{Float, FolderWriter, QuantSpec};
+use checkpoint::{DRAFTER_FILE, Float, FolderWriter, QuantSpec};
 use serde_json::Value;
 
 use super::encode::{Encoded, encode, round_to};
@@ -44,8 +44,10 @@ fn write_folder(
     files: &[(String, PathBuf)],
     mut progress: impl FnMut(u64),
 ) -> Result<()> {
-    let specs = plan.weights.iter().flat_map(Planned::specs).collect();
-    let mut folder = FolderWriter::create(dst, config, specs, SHARD_BYTES)?;
+    let specs = |weights: &[Planned]| weights.iter().flat_map(Planned::specs).collect();
+    let (model, drafter) = plan.weights.split_at(plan.drafter);
+    let apart = (DRAFTER_FILE, specs(drafter));
+    let mut folder = FolderWriter::create_apart(dst, config, specs(model), apart, SHARD_BYTES)?;
     for (name, path) in files {
         folder.add_file(name, &fs::read(path).map_err(Error::file(path))?)?;
     }

@@ -101,6 +101,20 @@ impl DeepSeek {
         root.linear_with_gain("lm_head", self.vocabulary, hidden, 2.0);
     }
 
+    /// The tensors of a drafting head: one more layer.
+    pub fn drafter(&self, mut root: Branch<'_>, layers: usize) {
+        let hidden = self.hidden;
+        let mut layer = root.at(format_args!("model.layers.{layers}"));
+        layer.norm("enorm", hidden);
+        layer.norm("hnorm", hidden);
+        layer.linear("eh_proj", hidden, 2 * hidden);
+        layer.norm("input_layernorm", hidden);
+        self.attention(layer.at("self_attn"));
+        layer.norm("post_attention_layernorm", hidden);
+        self.experts(layer.at("mlp"));
+        layer.norm("shared_head.norm", hidden);
+    }
+
     fn attention(&self, mut layer: Branch<'_>) {
         let DeepSeek { hidden, heads, .. } = *self;
         layer.linear("q_a_proj", Q_RANK, hidden);

@@ -56,6 +56,10 @@ pub struct SynthArgs {
     /// Weights that share a scale: 32, 64 or 128
     #[arg(long, default_value_t = 64)]
     pub group: usize,
+
+    /// With a head that guesses tokens; Gemma has none
+    #[arg(long)]
+    pub drafter: bool,
 }
 
 fn preset_help() -> String {
@@ -67,7 +71,7 @@ pub fn make(args: &SynthArgs) -> Result<u64> {
     let preset = presets::find(&args.preset)?;
     let layers = preset.layers(args.layers)?;
     let quant = presets::quantization(args.bits, args.group)?;
-    let (config, plan) = preset.family.plan(layers, quant);
+    let (config, plan) = preset.family.plan(layers, quant, args.drafter);
     let total = plan.total_bytes();
 
     eprintln!("{}, {layers} of {} layers: {} of random weights", preset.name, preset.layers, bytes(total));

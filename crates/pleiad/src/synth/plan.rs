@@ -35,12 +35,14 @@ pub(super) struct Plan {
     default: QuantSpec,
     exceptions: Vec<(String, QuantSpec)>,
     tensors: Vec<Planned>,
+    /// The first tensor of the drafting head.
+    drafter: Option<usize>,
 }
 
 impl Plan {
     /// Nothing yet; matrices will be quantised as told.
     pub fn new(default: QuantSpec) -> Plan {
-        Plan { default, exceptions: Vec::new(), tensors: Vec::new() }
+        Plan { default, exceptions: Vec::new(), tensors: Vec::new(), drafter: None }
     }
 
     /// The root of the tree of names.
@@ -48,15 +50,24 @@ impl Plan {
         Branch { plan: self, path: String::new() }
     }
 
+    /// The same for a drafting head, when everything else is planned.
+    pub fn drafter(&mut self) -> Branch<'_> {
+        self.drafter = Some(self.tensors.len());
+        self.root()
+    }
+
     /// Bytes of all tensors.
     pub fn total_bytes(&self) -> u64 {
         self.tensors.iter().map(Planned::bytes).sum()
     }
 
-    /// The tensors in the order in which they are best stored.
-    pub fn into_tensors(mut self) -> Vec<Planned> {
-        self.tensors.sort_by_key(|tensor| !tensor.bytes().is_multiple_of(ALIGNMENT));
-        self.tensors
+    /// The tensors in the order in which they are best stored, those of a drafting head apart.
+    pub fn into_tensors(mut self) -> (Vec<Planned>, Vec<Planned>) {
+        let mut drafter = self.tensors.split_off(self.drafter.unwrap_or(self.tensors.len()));
+        for tensors in [&mut self.tensors, &mut drafter] {
+            tensors.sort_by_key(|tensor| !tensor.bytes().is_multiple_of(ALIGNMENT));
+        }
+        (self.tensors, drafter)
     }
 
     /// The `quantization` section of `config.json`.

@@ -156,16 +156,22 @@ impl Preset {
 }
 
 impl Family {
-    /// `config.json` and the tensors of a model of at least one layer.
-    pub fn plan(&self, layers: usize, quant: QuantSpec) -> (Value, Plan) {
+    /// `config.json` and the tensors of a model of at least one layer, with a drafting head where the family has such.
+    pub fn plan(&self, layers: usize, quant: QuantSpec, drafter: bool) -> (Value, Plan) {
         let mut plan = Plan::new(quant);
         let mut config = match self {
             Family::Qwen(shape) => {
                 shape.tensors(plan.root(), layers);
+                if drafter {
+                    shape.drafter(plan.drafter());
+                }
                 shape.config(layers)
             }
             Family::DeepSeek(shape) => {
                 shape.tensors(plan.root(), layers);
+                if drafter {
+                    shape.drafter(plan.drafter(), layers);
+                }
                 shape.config(layers)
             }
             Family::Gemma(shape) => {

@@ -138,6 +138,24 @@ impl Qwen {
         root.linear_with_gain("lm_head", self.vocabulary, hidden, 2.0);
     }
 
+    /// The tensors of a drafting head.
+    pub fn drafter(&self, mut root: Branch<'_>) {
+        let mut head = match self.generation {
+            Generation::Next => root.at("mtp"),
+            Generation::Three5 => root.at("language_model.mtp"),
+        };
+        let hidden = self.hidden;
+        head.norm("pre_fc_norm_embedding", hidden);
+        head.norm("pre_fc_norm_hidden", hidden);
+        head.linear("fc", hidden, 2 * hidden);
+        let mut layer = head.at("layers.0");
+        layer.norm("input_layernorm", hidden);
+        self.attention(layer.at("self_attn"));
+        layer.norm("post_attention_layernorm", hidden);
+        self.experts(layer.at("mlp"));
+        head.norm("norm", hidden);
+    }
+
     fn attention(&self, mut layer: Branch<'_>) {
         let Qwen { hidden, heads, kv_heads, head_dim, .. } = *self;
         // Query and gate.

@@ -28,7 +28,7 @@ fn quant(bits: u32, group: usize) -> QuantSpec {
 
 fn plan(name: &str, layers: Option<usize>) -> (Value, Plan) {
     let preset = presets::find(name).unwrap();
-    preset.family.plan(preset.layers(layers).unwrap(), quant(4, 64))
+    preset.family.plan(preset.layers(layers).unwrap(), quant(4, 64), false)
 }
 
 fn experts(family: &Family) -> usize {
@@ -75,7 +75,7 @@ fn sizes_are_those_of_the_table() {
         ("deepseek-mini", 3_538_944, 12.4),
     ] {
         let (config, plan) = plan(name, None);
-        let tensors = plan.into_tensors();
+        let tensors = plan.into_tensors().0;
         let experts = experts(&presets::find(name).unwrap().family);
         let mut layers: BTreeMap<&str, u64> = BTreeMap::new();
         for tensor in &tensors {
@@ -95,10 +95,10 @@ fn every_plan_is_consistent() {
     for preset in PRESETS {
         for layers in [1, 2, 3, 4, preset.layers.min(7), preset.layers] {
             for (bits, group) in [(4, 64), (3, 32), (8, 64), (5, 128)] {
-                let (config, plan) = preset.family.plan(layers, quant(bits, group));
+                let (config, plan) = preset.family.plan(layers, quant(bits, group), false);
                 let (total, section) = (plan.total_bytes(), plan.quantization());
                 assert_eq!(config["quantization"], section);
-                let tensors = plan.into_tensors();
+                let tensors = plan.into_tensors().0;
                 let by_name: BTreeMap<&str, &Planned> =
                     tensors.iter().map(|t| (t.spec.name.as_str(), t)).collect();
                 let what = format!("{} of {layers} layers, {bits} bits, groups of {group}", preset.name);
@@ -189,7 +189,7 @@ fn shrunk(family: &Family) -> Family {
 fn check_runs(folder: &Path, what: &str) {
     let checkpoint = Checkpoint::open(folder).unwrap();
     let backend = Cpu::new(Options { threads: Some(1), ..Options::default() }).unwrap();
-    let model = Model::load(&checkpoint, backend).unwrap_or_else(|error| panic!("{what}: {error}"));
+    let model = Model::load_drafting(&checkpoint, backend).unwrap_or_else(|error| panic!("{what}: {error}"));
     assert_eq!(checkpoint.unused(), Vec::<String>::new(), "{what}");
     let mut state = model.state(CacheFloat::F32).unwrap();
     let tokens = [3, 200, 41, 3, 17, 99];
@@ -213,7 +213,8 @@ fn every_family_that_can_be_loaded_runs() {
     for preset in PRESETS {
         let family = shrunk(&preset.family);
         for (layers, bits, group) in [(1, 4, 64), (2, 4, 32), (4, 3, 32), (7, 4, 64), (4, 8, 128)] {
-            let (config, plan) = family.plan(layers, quant(bits, group));
+            // With a drafting head now and then.
+            let (config, plan) = family.plan(layers, quant(bits, group), layers % 4 == 0);
             if !models::FAMILIES.contains(&config["model_type"].as_str().unwrap()) {
                 continue;
             }
@@ -226,7 +227,15 @@ fn every_family_that_can_be_loaded_runs() {
 }
 
 fn args(preset: &str, dst: &Path) -> SynthArgs {
-    SynthArgs { preset: preset.into(), dst: dst.into(), layers: None, seed: 0, bits: 4, group: 64 }
+    SynthArgs {
+        preset: preset.into(),
+        dst: dst.into(),
+        layers: None,
+        seed: 0,
+        bits: 4,
+        group: 64,
+        drafter: false,
+    }
 }
 
 #[test]
@@ -251,7 +260,7 @@ fn tiny_is_whole() {
 #[test]
 fn fewer_layers_are_the_same_layers() {
     let contents = |layers| {
-        let tensors = plan("qwen3.6-35b-a3b", Some(layers)).1.into_tensors().into_iter();
+        let tensors = plan("qwen3.6-35b-a3b", Some(layers)).1.into_tensors().0.into_iter();
         tensors
             .map(|tensor| (tensor.spec.name, tensor.spec.shape, tensor.stream, tensor.fill))
             .collect::<Vec<_>>()

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use checkpoint::{Float, FolderWriter};
+use checkpoint::{DRAFTER_FILE, Float, FolderWriter};
 use serde_json::Value;
 
 use super::{
     error::{Error, Result},
-    plan::Plan,
+    plan::{Plan, Planned},
     presets::ExtraFile,
     random::Stream,
 };
@@ -42,14 +42,15 @@ fn write_folder(
     seed: u64,
     mut progress: impl FnMut(u64),
 ) -> Result<()> {
-    let tensors = plan.into_tensors();
-    let specs = tensors.iter().map(|tensor| tensor.spec.clone()).collect();
-    let mut folder = FolderWriter::create(dst, config, specs, SHARD_BYTES)?;
+    let (tensors, drafter) = plan.into_tensors();
+    let specs = |tensors: &[Planned]| tensors.iter().map(|tensor| tensor.spec.clone()).collect();
+    let apart = (DRAFTER_FILE, specs(&drafter));
+    let mut folder = FolderWriter::create_apart(dst, config, specs(&tensors), apart, SHARD_BYTES)?;
     for (name, contents) in files {
         folder.add_file(name, contents)?;
     }
     let mut block = vec![0; BLOCK];
-    for tensor in &tensors {
+    for tensor in tensors.iter().chain(&drafter) {
         let stream = Stream::new(seed, &tensor.stream);
         let float = Float::from_dtype(tensor.spec.dtype).unwrap_or(Float::F32);
         let (mut at, size) = (0, tensor.bytes());
