@@ -259,6 +259,9 @@ pub struct KvShape {
 }
 
 impl KvShape {
+    /// Tokens that a cache has room for are a multiple of this, or a backend's own that is no smaller.
+    pub const BLOCK: usize = 64;
+
     /// Bytes of one token.
     pub fn token_bytes(&self) -> usize {
         self.heads * (self.key_dim + self.value_dim) * self.float.bytes()

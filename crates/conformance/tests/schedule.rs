@@ -459,7 +459,8 @@ fn the_folder_of_states_keeps_the_latest_and_not_too_many() {
     let name = "qwen3_5_moe-4bit";
     let bytes = engine(name, &exact()).state_bytes(40);
     let options = SchedulerOptions {
-        prefix_memory: 5 * bytes,
+        // Files hold tokens, memory whole blocks of them.
+        prefix_memory: 3 * bytes,
         prefix_folder: Some(folder.path().into()),
         ..SchedulerOptions::default()
     };

@@ -15,12 +15,12 @@ pub enum LayerShape {
 
 impl LayerShape {
     /// Bytes for a sequence of so many tokens that runs in steps of at most `step`. A sliding window keeps what the
-    /// first token of a step can see beside the whole step.
+    /// first token of a step can see beside the whole step. Caches have room for whole blocks.
     pub fn bytes(&self, tokens: usize, step: usize) -> u64 {
         match self {
             LayerShape::Kv(kv) => {
                 let kept = kv.window.map_or(tokens, |w| tokens.min((w.max(1) - 1).saturating_add(step)));
-                kept as u64 * kv.token_bytes() as u64
+                kept.next_multiple_of(KvShape::BLOCK) as u64 * kv.token_bytes() as u64
             }
             LayerShape::Recurrent(gdn) => 4 * (gdn.window_len() + gdn.state_len()) as u64,
         }
@@ -243,18 +243,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ring_keeps_the_window_and_a_step() {
+    fn a_ring_keeps_the_window_and_a_step_in_whole_blocks() {
         let kv = |window| {
             let shape = KvShape { heads: 1, key_dim: 3, value_dim: 2, float: CacheFloat::F16, window };
             LayerShape::Kv(shape)
         };
         for (window, tokens, step, kept) in [
-            (None, 1000, 512, 1000),
-            (Some(64), 10, 512, 10),
+            (None, 1000, 512, 1024),
+            (None, 0, 512, 0),
+            (Some(64), 10, 512, 64),
             (Some(64), 1000, 1, 64),
-            (Some(64), 1000, 512, 63 + 512),
-            (Some(64), 500, 512, 500),
-            (Some(1), 1000, usize::MAX, 1000),
+            (Some(65), 1000, 1, 128),
+            (Some(64), 1000, 512, 63 + 512 + 1),
+            (Some(64), 500, 512, 512),
+            (Some(1), 1000, usize::MAX, 1024),
         ] {
             assert_eq!(
                 kv(window).bytes(tokens, step),

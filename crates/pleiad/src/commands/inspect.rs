@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{Write, stdout};
 use std::process::ExitCode;
 
-use backend::CacheFloat;
+use backend::{CacheFloat, KvShape};
 use checkpoint::{Checkpoint, Dtype};
 use clap::Args;
 use cpu::Cpu;
@@ -133,7 +133,7 @@ fn describe_running(engine: &Engine<Cpu>, machine: &AnyMachine, table: &mut Tabl
         CacheFloat::F32 => "f32",
     };
     let fixed = engine.state_bytes(0);
-    let per_token = engine.state_bytes(1) - fixed;
+    let per_token = (engine.state_bytes(KvShape::BLOCK) - fixed) / KvShape::BLOCK as u64;
     let fixed = if fixed == 0 { String::new() } else { format!(" and {} of recurrent state", bytes(fixed)) };
     table.row("caches", format!("{} per token in {float}{fixed}, for each sequence", bytes(per_token)));
     let context = engine.context();
