@@ -110,6 +110,11 @@ fn bring_values(i: u32) {
     // end repeat
 }
 
+// The tile's first query row. Later rows see more and come first, so that no long tile begins when all others are done.
+fn first_of(place: Place) -> u32 {
+    return (place.grid.x - 1u - place.workgroup.x) * TILE;
+}
+
 // Scales each subgroup's piece in `scores` by what its rows keep.
 fn scale_piece(row: u32, place: Place) {
     workgroupBarrier();
@@ -122,7 +127,7 @@ fn scale_piece(row: u32, place: Place) {
 // Writes each subgroup's piece in `scores`, of rows from `row` of the tile and the channel of its first column, where rows of y that are this
 // sequence's begin at `first_y`.
 fn write_piece(row: u32, first_channel: u32, first_y: u32, place: Place) {
-    let first = place.workgroup.x * TILE;
+    let first = first_of(place);
     let several = params.splits > 1u;
     let channel = first_channel + place.lane % 16u;
     workgroupBarrier();
@@ -147,7 +152,7 @@ fn main(place: Place) {
     let thread = place.thread;
     let head = place.workgroup.y;
     let split = place.workgroup.z;
-    let first = place.workgroup.x * TILE;
+    let first = first_of(place);
     let last = min(first + TILE, params.count) - 1u;
     let begin = max(seen(first / params.group).x, split * params.split_len);
     let end = min(seen(last / params.group).y, (split + 1u) * params.split_len);
