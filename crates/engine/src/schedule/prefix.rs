@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use backend::Backend;
 
@@ -29,6 +30,7 @@ pub(super) struct Prefixes<B: Backend> {
 impl<B: Backend> Prefixes<B> {
     /// Knows what an earlier run left in `folder`; a file that is no longer of use is passed over.
     pub fn new(engine: &Engine<B>, memory: u64, folder: Option<&Path>) -> Self {
+        folder.into_iter().for_each(tidy);
         let entries =
             folder.and_then(|folder| std::fs::read_dir(folder).ok()).into_iter().flatten().flatten();
         let paths =
@@ -135,8 +137,60 @@ impl<B: Backend> Prefixes<B> {
 
 const EXTENSION: &str = "safetensors";
 
+/// How old a half-written file must be before it is certain that nobody goes on writing it.
+const STALE: Duration = Duration::from_secs(3600);
+
+/// Removes what runs that were killed have left half written. Another run may be writing here just now: only what is old.
+fn tidy(folder: &Path) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let age = entry.metadata().and_then(|m| m.modified()).map(|t| t.elapsed().unwrap_or_default());
+        if is_partial(&entry.file_name().to_string_lossy()) && age.is_ok_and(|age| age > STALE) {
+            // It stays where it is then, and harms nobody.
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// Whether a file's name is what one of ours has until it is whole.
+fn is_partial(name: &str) -> bool {
+    let parts: Vec<&str> = name.split('.').collect();
+    let [fingerprint, EXTENSION, process, "partial"] = parts[..] else { return false };
+    fingerprint.len() == 16
+        && fingerprint.bytes().all(|b| b.is_ascii_hexdigit())
+        && process.bytes().all(|b| b.is_ascii_digit())
+}
+
 /// A name for a sequence of tokens (FNV-1a).
 fn fingerprint(tokens: &[u32]) -> u64 {
     let bytes = tokens.iter().flat_map(|id| id.to_le_bytes());
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::time::SystemTime;
+
+    use super::*;
+
+    #[test]
+    fn only_old_half_written_files_of_ours_are_removed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let make = |name: &str, age: Duration| {
+            let path = folder.path().join(name);
+            let file = File::create(&path).expect("a file");
+            file.set_modified(SystemTime::now() - age).expect("a time");
+            path
+        };
+        let gone = make("0123456789abcdef.safetensors.77.partial", 2 * STALE);
+        let kept = [
+            make("0123456789abcdef.safetensors.78.partial", Duration::ZERO),
+            make("0123456789abcdef.safetensors", 2 * STALE),
+            make("model.safetensors.77.partial", 2 * STALE),
+            make("notes.partial", 2 * STALE),
+        ];
+        tidy(folder.path());
+        assert!(!gone.exists());
+        kept.iter().for_each(|path| assert!(path.exists(), "{path:?}"));
+    }
 }
