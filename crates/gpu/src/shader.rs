@@ -58,6 +58,8 @@ enum Piece {
     Store,
     /// Four words of a cache at a time.
     Fours,
+    /// What a mask lets a token see.
+    Seen,
     /// Gates of a Gated DeltaNet.
     Gates,
     /// A causal convolution's inputs.
@@ -102,12 +104,12 @@ pub(crate) mod kernels {
     kernels! {
         ADD_NORM = "add_norm", [Residual, Sum, Rms], 4 => 2, [64, 256];
         APPEND = "append", [Store], 2 => 1, [128], "HALF" in [0, 1];
-        ATTENTION = "attention", [Store], 4 => 1, [128], "HALF" in [0, 1], "ROWS" in [1, 2, 4, 8],
+        ATTENTION = "attention", [Store, Seen], 4 => 1, [128], "HALF" in [0, 1], "ROWS" in [1, 2, 4, 8],
             "WORDS" in [1, 2, 4], "QUERY_QUADS" in [512];
         ATTENTION_MERGE = "attention_merge", [], 2 => 1, [128];
         ATTENTION_STEP = "attention_step", [Lanes, Store, Fours], 5 => 1, [256], "LANES" in [8], "HALF" in [0, 1],
             "ROWS" in [1, 2, 4, 8], "QUERY_QUADS" in [640];
-        ATTENTION_TILES = "attention_tiles", [], 4 => 1, [256], "SLICES" in [1, 2, 4, 8], "MATRICES" in [1];
+        ATTENTION_TILES = "attention_tiles", [Seen], 4 => 1, [256], "SLICES" in [1, 2, 4, 8], "MATRICES" in [1];
         COMBINE = "combine", [], 4 => 1, [128];
         COMBINE_NORM = "combine_norm", [Sum, Rms], 4 => 1, [64, 256];
         COMBINE_NORM_ADD = "combine_norm_add", [Sum, Rms], 6 => 1, [64, 256];
@@ -275,6 +277,7 @@ impl Variant {
                 Store => text.push_str(piece!("pieces/store_f32")),
                 Fours if self.constant("HALF") == Some(1) => text.push_str(piece!("pieces/fours_f16")),
                 Fours => text.push_str(piece!("pieces/fours_f32")),
+                Seen => text.push_str(piece!("pieces/seen")),
                 Gates => text.push_str(piece!("pieces/gates")),
                 Conv => text.push_str(piece!("pieces/conv")),
                 Delta => text.push_str(piece!("pieces/delta")),
@@ -445,6 +448,15 @@ mod tests {
                 Some(1) => rows != Some(1) && input != Some(2),
                 _ => activation == Some(0),
             }
+    }
+
+    #[test]
+    fn lines_are_repeated_within_repetitions() {
+        let text =
+            "a\n  // repeat i < 2\n  // repeat j < N\n b#i_#j\n  // end repeat\n c#i\n  // end repeat\nd\n";
+        let constant = |name: &str| (name == "N").then_some(3);
+        assert_eq!(repeated(text, constant), "a\n b0_0\n b0_1\n b0_2\n c0\n b1_0\n b1_1\n b1_2\n c1\nd\n");
+        assert_eq!(repeated("// repeat i < 0\na\n// end repeat\n", constant), "");
     }
 
     #[test]

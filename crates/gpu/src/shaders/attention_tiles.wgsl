@@ -66,19 +66,6 @@ var<workgroup> keeps: array<f32, TILE>;
 // Whether a subgroup has met a score that is too large.
 var<workgroup> raised: array<vec4<u32>, 2>;
 
-// The first position a token sees, and one past the last.
-fn seen(token: u32) -> vec2<u32> {
-    let end = params.position + token + 1u;
-    if params.mask == 0u {
-        return vec2(0u, params.len);
-    }
-    if params.mask == 1u {
-        return vec2(0u, end);
-    }
-    let window = params.mask - 1u;
-    return vec2(max(end, window) - window, end);
-}
-
 // What the thread brings: an eight of two rows of a slice of queries, and of two positions of a slice of keys or values.
 // repeat j < 2
 var<private> next_left_#j: Halves;
