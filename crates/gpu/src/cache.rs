@@ -57,6 +57,14 @@ impl KvCache {
         self.values.as_ref()
     }
 
+    /// Where attention finds values, and the words of a head there: keys, where these are values.
+    pub(crate) fn value_plane(&self) -> (&Buffer, usize) {
+        match self.values() {
+            Some(values) => (values, self.words(self.shape.value_dim)),
+            None => (self.keys(), self.words(self.shape.key_dim)),
+        }
+    }
+
     pub(crate) fn truncate(&mut self, len: usize) -> bool {
         let needed = self.shape.window.map_or(0, |window| (len + 1).saturating_sub(window));
         if len > self.len || self.first > needed {

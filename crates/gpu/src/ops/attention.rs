@@ -4,7 +4,7 @@ use ::backend::{
     Attention, AttentionWeights, Batch, CacheFloat, Handle, KvShape, LatentWeights, Mask, Result, Span,
 };
 
-use super::{by_item, each};
+use super::{TILES_BUSY, by_item, each};
 use crate::cache::KvCache;
 use crate::pool::Buffer;
 use crate::shader::{Variant, kernels};
@@ -36,11 +36,10 @@ const MERGED_CHANNELS: usize = 32;
 /// Widest head of a single token whose norm and rotation are one dispatch.
 const WIDEST_HEAD: usize = 1024;
 
-/// The same on matrix units: query rows of a workgroup, which takes as many positions and channels at a time, the most channels of a value,
-/// and workgroups that are enough.
+/// The same on matrix units: query rows of a workgroup, which takes as many positions and channels at a time, and the most channels of a
+/// value.
 const TILE: usize = 64;
 const WIDEST_VALUE: usize = 512;
-const TILES_BUSY: usize = 264;
 
 /// What attention over one cache takes besides it.
 pub(crate) struct Queries<'a> {
@@ -150,10 +149,7 @@ impl Gpu {
         let split_len = (len - seen_from).div_ceil(wanted).max(SHORTEST_SPLIT).next_multiple_of(THREADS);
         // Splits are counted from position 0; those before the first that is seen find nothing to do.
         let splits = len.div_ceil(split_len);
-        let (value_plane, value_stride) = match cache.values() {
-            Some(values) => (values, cache.words(cache.shape.value_dim)),
-            None => (cache.keys(), cache.words(cache.shape.key_dim)),
-        };
+        let (value_plane, value_stride) = cache.value_plane();
         let mask = mask_number(spec.mask, len);
         let number = |n: usize| n as u32;
         let numbers = [
@@ -184,25 +180,14 @@ impl Gpu {
             .with("QUERY_QUADS", QUERY_QUADS as u32);
         let grid = [blocks as u32, key_heads as u32, (splits * chunks) as u32];
         let inputs = [q.buffer(), more.unwrap_or(q).buffer(), cache.keys(), value_plane];
-        let [q, more, keys, values] = inputs;
-        if splits == 1 {
-            self.run(&variant, &[q, more, keys, values, y.buffer()], &numbers, grid);
-            return Ok(());
-        }
-        let partial = self.pool.take(4 * (splits * span.len * spec.heads * (value_width + 2)) as u64)?;
-        self.run(&variant, &[q, more, keys, values, &partial], &numbers, grid);
-        self.merge(queries, &partial, span, splits, y);
-        Ok(())
+        self.run_splits((&variant, &inputs, &numbers, grid), queries, span, splits, y)
     }
 
     /// The same on matrix units, where there are any, caches hold halves and heads are whole eights; returns whether that is so.
     fn attend_tiles(&self, queries: &Queries<'_>, span: &Span, cache: &KvCache, y: &Tensor) -> Result<bool> {
         let Queries { q, more, spec, value_width, .. } = queries;
         let key_words = cache.words(cache.shape.key_dim);
-        let (value_plane, value_words) = match cache.values() {
-            Some(values) => (values, cache.words(cache.shape.value_dim)),
-            None => (cache.keys(), key_words),
-        };
+        let (value_plane, value_words) = cache.value_plane();
         let whole = key_words.is_multiple_of(4) && value_words.is_multiple_of(4);
         let fits = cache.shape.float == CacheFloat::F16 && whole && *value_width <= WIDEST_VALUE;
         if !self.device.matrices || !fits {
@@ -243,15 +228,29 @@ impl Gpu {
             Variant::new(&kernels::ATTENTION_TILES, 256).with("SLICES", slices as u32).with("MATRICES", 1);
         let grid = [blocks as u32, key_heads as u32, splits as u32];
         let inputs = [&halves.words, &halves.factors, cache.keys(), value_plane];
-        let [words, factors, keys, values] = inputs;
-        if splits == 1 {
-            self.run(&variant, &[words, factors, keys, values, y.buffer()], &numbers, grid);
-            return Ok(true);
-        }
-        let partial = self.pool.take(4 * (splits * span.len * spec.heads * (value_width + 2)) as u64)?;
-        self.run(&variant, &[words, factors, keys, values, &partial], &numbers, grid);
-        self.merge(queries, &partial, span, splits, y);
+        self.run_splits((&variant, &inputs, &numbers, grid), queries, span, splits, y)?;
         Ok(true)
+    }
+
+    /// Runs a kernel whose workgroups share positions in `splits` parts: one writes results, several write what is then put together.
+    fn run_splits(
+        &self,
+        (variant, inputs, numbers, grid): (&Variant, &[&Buffer], &[u32], [u32; 3]),
+        queries: &Queries<'_>,
+        span: &Span,
+        splits: usize,
+        y: &Tensor,
+    ) -> Result<()> {
+        let run = |out: &Buffer| self.run(variant, &[inputs, &[out]].concat(), numbers, grid);
+        if splits == 1 {
+            run(y.buffer());
+            return Ok(());
+        }
+        let rows = splits * span.len * queries.spec.heads;
+        let partial = self.pool.take(4 * (rows * (queries.value_width + 2)) as u64)?;
+        run(&partial);
+        self.merge(queries, &partial, span, splits, y);
+        Ok(())
     }
 
     /// Puts the results of several splits together.
@@ -272,10 +271,7 @@ impl Gpu {
         let width = q.shape().cols / spec.heads;
         let width_more = more.map_or(0, |more| more.shape().cols / spec.heads);
         let key_words = cache.words(cache.shape.key_dim);
-        let (value_plane, value_stride) = match cache.values() {
-            Some(values) => (values, cache.words(cache.shape.value_dim)),
-            None => (cache.keys(), key_words),
-        };
+        let (value_plane, value_stride) = cache.value_plane();
         let values_in_word = 4 / cache.shape.float.bytes();
         let value_words = value_width.div_ceil(values_in_word);
         let quads = key_words * values_in_word / 4;
@@ -323,15 +319,8 @@ impl Gpu {
             .with("QUERY_QUADS", STEP_QUADS as u32);
         let grid = [blocks as u32, key_heads as u32, (splits * chunks) as u32];
         let gates = gate.map_or(*q, |gate| gate.x).buffer();
-        let inputs = [q.buffer(), more.unwrap_or(q).buffer(), cache.keys(), value_plane];
-        let [q, more, keys, values] = inputs;
-        if splits == 1 {
-            self.run(&variant, &[q, more, keys, values, gates, y.buffer()], &numbers, grid);
-            return Ok(true);
-        }
-        let partial = self.pool.take(4 * (splits * spec.heads * (value_width + 2)) as u64)?;
-        self.run(&variant, &[q, more, keys, values, gates, &partial], &numbers, grid);
-        self.merge(queries, &partial, span, splits, y);
+        let inputs = [q.buffer(), more.unwrap_or(q).buffer(), cache.keys(), value_plane, gates];
+        self.run_splits((&variant, &inputs, &numbers, grid), queries, span, splits, y)?;
         Ok(true)
     }
 

@@ -23,6 +23,9 @@ const LONGEST: usize = 65535;
 /// Threads of kernels in which every thread works for itself.
 const ELEMENTS: u32 = 128;
 
+/// Workgroups with tiles for matrix units that keep a large device busy: two for each part of an H200.
+const TILES_BUSY: usize = 264;
+
 /// A grid of `groups` workgroups, folded where one dimension is too short. Kernels find their place by `folded`.
 pub(crate) fn folded(groups: usize) -> [u32; 3] {
     if groups == 0 {

@@ -8,7 +8,7 @@ use ::backend::{Activation, Batch, Handle, Result, Shape};
 use super::elementwise::number;
 use super::rounded::{Besides, Prepared};
 use super::route::Routes;
-use super::{by_item, each, folded};
+use super::{TILES_BUSY, by_item, each, folded};
 use crate::pool::Buffer;
 use crate::shader::{Kernel, Variant, kernels};
 use crate::weights::{Experts, HeadMatrices, Matrix, Stack, UpStacks};
@@ -20,9 +20,6 @@ const ROWS: usize = 4;
 
 /// Most tokens for which a product goes row by row.
 const FEW: usize = 8;
-
-/// Workgroups that keep a large device busy.
-const BUSY: usize = 256;
 
 /// Columns of rows of halves are filled up to so many, which kernels take at a time.
 const HALVES: usize = 64;
@@ -59,7 +56,7 @@ impl Gpu {
     fn share_for(&self, rows: usize, tokens: usize) -> usize {
         let mut share = self.share(tokens);
         let tiles = |share: usize| rows.div_ceil(self.tile_rows()) * tokens.div_ceil(16 * share);
-        while self.device.matrices && share > 2 && tiles(share) < BUSY {
+        while self.device.matrices && share > 2 && tiles(share) < TILES_BUSY {
             share /= 2;
         }
         share
