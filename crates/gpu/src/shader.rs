@@ -102,7 +102,7 @@ pub(crate) mod kernels {
     }
 
     kernels! {
-        ADD_NORM = "add_norm", [Residual, Sum, Rms], 4 => 2, [64, 256];
+        ADD_NORM = "add_norm", [Residual, Sum, Rms], 4 => 2, [64, 256, 1024];
         APPEND = "append", [Store], 2 => 1, [128], "HALF" in [0, 1];
         ATTENTION = "attention", [Store, Seen], 4 => 1, [128], "HALF" in [0, 1], "ROWS" in [1, 2, 4, 8],
             "WORDS" in [1, 2, 4], "QUERY_QUADS" in [512];
@@ -111,8 +111,8 @@ pub(crate) mod kernels {
             "ROWS" in [1, 2, 4, 8], "QUERY_QUADS" in [640];
         ATTENTION_TILES = "attention_tiles", [Seen], 4 => 1, [256], "SLICES" in [1, 2, 4, 8], "MATRICES" in [1];
         COMBINE = "combine", [], 4 => 1, [128];
-        COMBINE_NORM = "combine_norm", [Sum, Rms], 4 => 1, [64, 256];
-        COMBINE_NORM_ADD = "combine_norm_add", [Sum, Rms], 6 => 1, [64, 256];
+        COMBINE_NORM = "combine_norm", [Sum, Rms], 4 => 1, [64, 256, 1024];
+        COMBINE_NORM_ADD = "combine_norm_add", [Sum, Rms], 6 => 1, [64, 256, 1024];
         CONV = "conv", [Conv], 3 => 1, [128];
         CONV_STEP = "conv_step", [Conv], 2 => 2, [128];
         CONV_WINDOW = "conv_window", [Conv], 1 => 1, [128];
@@ -131,11 +131,11 @@ pub(crate) mod kernels {
         EXPERTS_UP = "experts_up", [Codes, Input, Totals, Activation], 4 => 1, [64], "ROWS" in [4],
             "ACTIVATION" in [0, 1], "GATED" in [0, 1],
             "ALIGNED" in [0, 1];
-        GATED_NORM = "gated_norm", [Sum, Rms], 3 => 1, [64, 256];
+        GATED_NORM = "gated_norm", [Sum, Rms], 3 => 1, [64, 256, 1024];
         GDN = "gdn", [Delta, Gates], 5 => 2, [128], "ROWS" in [8], "KEYS" in [1, 2, 4, 8, 16, 32], "RAW" in [0, 1];
         GDN_CHUNKS = "gdn_chunks", [Delta, Chunk], 3 => 1, [256];
         GDN_GATES = "gdn_gates", [Gates], 4 => 2, [128];
-        GDN_QK_NORM = "gdn_qk_norm", [Sum], 1 => 1, [64, 256];
+        GDN_QK_NORM = "gdn_qk_norm", [Sum], 1 => 1, [64, 256, 1024];
         GDN_SCAN = "gdn_scan", [Delta, Chunk], 2 => 2, [128];
         GDN_STEP = "gdn_step", [Lanes, Gates], 5 => 3, [128], "LANES" in [16], "QUADS" in [1, 2];
         GLU = "glu", [Activation], 2 => 1, [128], "ACTIVATION" in [0, 1];
@@ -152,9 +152,9 @@ pub(crate) mod kernels {
         MATVEC_ROUNDED = "matvec_rounded", [Lanes, Quads, WholeCodes, Rounded, Sum, Rms, Activation], 7 => 1, [256],
             "LANES" in [8, 32], "STEPS" in [1, 2, 3, 4], "ROWS" in [1, 2, 4], "INPUT" in [0, 1, 2], "GATED" in [0, 1],
             "ACTIVATION" in [0, 1];
-        NORM_ADD = "norm_add", [Residual, Sum, Rms], 4 => 1, [64, 256];
+        NORM_ADD = "norm_add", [Residual, Sum, Rms], 4 => 1, [64, 256, 1024];
         PART_OF_HEADS = "part_of_heads", [], 1 => 1, [128];
-        RMS_NORM = "rms_norm", [Sum, Rms], 2 => 1, [64, 256];
+        RMS_NORM = "rms_norm", [Sum, Rms], 2 => 1, [64, 256, 1024];
         ROPE = "rope", [], 2 => 1, [128];
         ROUTE_GROUPED = "route_grouped", [Order, Rank], 2 => 4, [256];
         ROUTE_SOFTMAX = "route_softmax", [Order, Rank, Sum], 2 => 2, [256];

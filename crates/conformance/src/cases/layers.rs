@@ -30,6 +30,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         ([9, 65, 64], 5120, affine(8, 128, Float::F32)),
         ([4100, 8, 70], 256, Q4),
         ([8200, 1, 1], 64, Q4),
+        ([8500, 1, 1], 320, Q4),
         ([17, 5, 3], 77, BF16),
     ] {
         cases.push(norm_matmuls(rows, cols, format));

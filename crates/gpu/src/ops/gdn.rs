@@ -2,7 +2,6 @@
 
 use ::backend::{Batch, GdnShape, GdnWeights, Handle, Result, Span};
 
-use super::norm::by_row;
 use super::{each, folded};
 use crate::recurrent::Recurrent;
 use crate::shader::{Variant, kernels};
@@ -54,7 +53,7 @@ impl Gpu {
         let y = self.tensor(rows, channels)?;
         let slices = channels.div_ceil(shape.key_dim);
         let numbers = [rows, channels, shape.key_total(), shape.key_dim, slices].map(|n| n as u32);
-        let variant = by_row(&kernels::GDN_QK_NORM, shape.key_dim);
+        let variant = self.by_row(&kernels::GDN_QK_NORM, shape.key_dim, rows * slices);
         self.run(&variant, &[qkv.buffer(), y.buffer()], &numbers, folded(rows * slices));
         Ok(y)
     }

@@ -7,10 +7,8 @@ use crate::pool::Buffer;
 use crate::shader::{Kernel, Variant, kernels};
 use crate::{Gpu, Tensor};
 
-/// A kernel with threads that suit rows of `width` values.
-pub(crate) fn by_row(kernel: &'static Kernel, width: usize) -> Variant {
-    Variant::new(kernel, if width <= 256 { 64 } else { 256 })
-}
+/// Slices that do not keep a large device busy.
+const FEW: usize = 16;
 
 /// What kernels call a factor: its kind, its value; and the buffer with one per channel, else one that stands in for it.
 fn factor_numbers<'a>(factor: &Factor<'a, Tensor>, other: &'a Tensor) -> (u32, u32, &'a Buffer) {
@@ -22,6 +20,18 @@ fn factor_numbers<'a>(factor: &Factor<'a, Tensor>, other: &'a Tensor) -> (u32, u
 }
 
 impl Gpu {
+    /// A kernel with threads that suit slices of `width` values, one per workgroup: a few long ones must come quickly, of many, many are at
+    /// work at once.
+    pub(crate) fn by_row(&self, kernel: &'static Kernel, width: usize, count: usize) -> Variant {
+        let most = self.device.wgpu.limits().max_compute_invocations_per_workgroup;
+        let threads = match width {
+            ..=256 => 64,
+            1025.. if count <= FEW && most >= 1024 => 1024,
+            _ => 256,
+        };
+        Variant::new(kernel, threads)
+    }
+
     /// Over every slice of `width` channels.
     pub(crate) fn rms_norm_of(
         &self,
@@ -35,7 +45,7 @@ impl Gpu {
         let slices = (rows * cols).checked_div(width).unwrap_or(0);
         let buffers = [x.buffer(), w.unwrap_or(x).buffer(), y.buffer()];
         let numbers = [width as u32, slices as u32, eps.to_bits(), u32::from(w.is_some())];
-        self.run(&by_row(&kernels::RMS_NORM, width), &buffers, &numbers, folded(slices));
+        self.run(&self.by_row(&kernels::RMS_NORM, width, slices), &buffers, &numbers, folded(slices));
         Ok(y)
     }
 
@@ -50,7 +60,7 @@ impl Gpu {
         let (kind, value, factors) = factor_numbers(factor, w);
         let buffers = [r.buffer(), x.buffer(), w.buffer(), factors, s.buffer(), y.buffer()];
         let numbers = [cols as u32, rows as u32, eps.to_bits(), kind, value];
-        self.run(&by_row(&kernels::ADD_NORM, cols), &buffers, &numbers, folded(rows));
+        self.run(&self.by_row(&kernels::ADD_NORM, cols, rows), &buffers, &numbers, folded(rows));
         Ok((s, y))
     }
 
@@ -65,7 +75,7 @@ impl Gpu {
         let (kind, value, factors) = factor_numbers(factor, w);
         let buffers = [r.buffer(), x.buffer(), w.buffer(), factors, y.buffer()];
         let numbers = [cols as u32, rows as u32, eps.to_bits(), kind, value];
-        self.run(&by_row(&kernels::NORM_ADD, cols), &buffers, &numbers, folded(rows));
+        self.run(&self.by_row(&kernels::NORM_ADD, cols, rows), &buffers, &numbers, folded(rows));
         Ok(y)
     }
 
@@ -76,7 +86,7 @@ impl Gpu {
         let slices = rows * cols / width;
         let buffers = [v.buffer(), z.buffer(), w.buffer(), y.buffer()];
         let numbers = [width as u32, slices as u32, eps.to_bits()];
-        self.run(&by_row(&kernels::GATED_NORM, width), &buffers, &numbers, folded(slices));
+        self.run(&self.by_row(&kernels::GATED_NORM, width, slices), &buffers, &numbers, folded(slices));
         Ok(y)
     }
 
@@ -85,7 +95,7 @@ impl Gpu {
         let y = self.tensor(rows, cols)?;
         let buffers = [a.buffer(), wa.buffer(), b.buffer(), wb.buffer(), y.buffer()];
         let numbers = [cols as u32, rows as u32, eps.to_bits()];
-        self.run(&by_row(&kernels::COMBINE_NORM, cols), &buffers, &numbers, folded(rows));
+        self.run(&self.by_row(&kernels::COMBINE_NORM, cols, rows), &buffers, &numbers, folded(rows));
         Ok(y)
     }
 
@@ -100,7 +110,7 @@ impl Gpu {
         let y = self.tensor(rows, cols)?;
         let buffers = [r, a, b, wa, wb, w, &y].map(Tensor::buffer);
         let numbers = [cols as u32, rows as u32, eps.to_bits(), factor.to_bits()];
-        self.run(&by_row(&kernels::COMBINE_NORM_ADD, cols), &buffers, &numbers, folded(rows));
+        self.run(&self.by_row(&kernels::COMBINE_NORM_ADD, cols, rows), &buffers, &numbers, folded(rows));
         Ok(y)
     }
 }

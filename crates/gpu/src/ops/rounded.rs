@@ -17,8 +17,11 @@ const THREADS: usize = 256;
 /// Values that share a scale after rounding.
 const GROUP: usize = 32;
 
-/// Workgroups of which each takes several blocks of rows rather than that there were more: preparing the input costs, too.
-const MANY: usize = 1056;
+/// Workgroups of which each takes several blocks of rows rather than that there were more, since preparing the input costs, too: for most
+/// products, and for those of so many rows that blocks would take turns.
+const MANY: usize = 264;
+const MANY_ROWS: usize = 32_768;
+const MANY_OF_MANY_ROWS: usize = 1056;
 
 /// Rows that threads share of an expert's gate and up, and of all experts' down.
 const UP_ROWS: usize = 4;
@@ -104,12 +107,22 @@ impl Gpu {
         let y = self.tensor(1, results)?;
         let [lanes, steps] = Self::team(stack.cols / GROUP);
         let teams = THREADS / lanes;
-        // Measured on an H200, where it matters little (docs/performance.md).
+        // Measured on an H200, within a fifth of each other (docs/performance.md).
+        let long = steps > 2;
         let each = match rows.len() {
-            8192.. => 4,
+            MANY_ROWS.. => {
+                if long {
+                    2
+                } else {
+                    4
+                }
+            }
+            8192.. if long => 4,
             4096.. => 2,
+            _ if kind == 2 => 2,
             _ => halves,
         };
+        let many = if rows.len() < MANY_ROWS { MANY } else { MANY_OF_MANY_ROWS };
         let variant = Variant::new(&kernels::MATVEC_ROUNDED, THREADS as u32)
             .format(stack.format)
             .with("LANES", lanes as u32)
@@ -125,7 +138,7 @@ impl Gpu {
             }
             let here_results = here.len() / halves;
             let groups = here_results.div_ceil(teams * each / halves);
-            let blocks = if stack.cols / GROUP <= lanes * steps { (groups / MANY).max(1) } else { 1 };
+            let blocks = if stack.cols / GROUP <= lanes * steps { (groups / many).max(1) } else { 1 };
             let has = [besides.bias.is_some(), besides.residual.is_some()].map(usize::from);
             let skip = here.start - part.rows.start;
             let place = (here.start - rows.start) / halves;
