@@ -71,6 +71,13 @@ impl Gpu {
         let shape = check::head_product(operation, x.shape(), weights.count, weights.product_shape())?;
         self.head_product(x, weights, shape)
     }
+
+    pub(crate) fn start_recorded(&self, recorded: Recorded) {
+        self.recorder.start(recorded.segments);
+        if let Some(shelf) = recorded.shelf {
+            self.pool.give_back(shelf);
+        }
+    }
 }
 
 impl Backend for Gpu {
@@ -200,12 +207,16 @@ impl Backend for Gpu {
         &self,
         step: impl FnOnce() -> std::result::Result<T, E>,
     ) -> std::result::Result<(T, Recorded), E> {
-        self.recorder.capture(step)
+        self.pool.set_apart();
+        let captured = self.recorder.capture(step);
+        let shelf = self.pool.rejoin();
+        let (result, segments) = captured?;
+        Ok((result, Recorded { segments, shelf }))
     }
 
     fn start(&self, mut recorded: Recorded, batch: &Batch<Self>, token: u32) -> Result<()> {
         recorded.replace(&batch.data().tokens, &token.to_ne_bytes())?;
-        self.recorder.start(recorded);
+        self.start_recorded(recorded);
         Ok(())
     }
 

@@ -1,13 +1,11 @@
 //! Commands in the making, and whole steps of them that are started later.
-//!
-//! Buffers are handed out again as soon as their last handle is dropped, because whoever writes one next does so later on the
-//! device (`pool`). What is recorded for later breaks that order: what others record meanwhile runs before it. So a capture keeps
-//! every buffer that it touches until it is started: nobody is given one that it will still write.
+
+use std::sync::Arc;
 
 use ::backend::{Error, Result};
 
 use crate::device::Device;
-use crate::pool::Buffer;
+use crate::pool::{Buffer, Shelf};
 
 /// Dispatches of the first submission after a wait, when the device has nothing to do, and of any.
 pub(crate) const FIRST_SUBMISSION: usize = 8;
@@ -68,14 +66,11 @@ pub(crate) struct Capture {
     segments: Vec<Segment>,
     writes: Vec<(Buffer, Vec<u8>)>,
     commands: Commands,
-    kept: Vec<Buffer>,
 }
 
 impl Capture {
-    /// Where commands on these buffers go. The first segment is short, so that the device has something to do while the others are
-    /// handed over.
-    pub fn commands(&mut self, device: &Device, buffers: &[&Buffer]) -> &mut Commands {
-        self.kept.extend(buffers.iter().copied().cloned());
+    /// Where commands go. The first segment is short, so that the device has something to do while the others are handed over.
+    pub fn commands(&mut self, device: &Device) -> &mut Commands {
         let most = if self.segments.is_empty() { FIRST_SUBMISSION } else { PER_SUBMISSION };
         if self.commands.recorded >= most {
             self.cut(device);
@@ -96,18 +91,19 @@ impl Capture {
         self.segments.push(Segment { writes: std::mem::take(&mut self.writes), numbers, commands });
     }
 
-    pub fn finish(mut self, device: &Device) -> Recorded {
+    pub fn finish(mut self, device: &Device) -> Vec<Segment> {
         if !self.commands.is_empty() || !self.writes.is_empty() {
             self.cut(device);
         }
-        Recorded { segments: self.segments, kept: self.kept }
+        self.segments
     }
 }
 
 /// A step that waits to be started. To drop it instead does no harm to anybody but the states it would have changed.
 pub struct Recorded {
     pub(crate) segments: Vec<Segment>,
-    kept: Vec<Buffer>,
+    /// Where its buffers are from.
+    pub(crate) shelf: Option<Arc<Shelf>>,
 }
 
 impl Recorded {
@@ -119,13 +115,6 @@ impl Recorded {
         };
         *written = bytes.to_vec();
         Ok(())
-    }
-}
-
-impl Drop for Recorded {
-    /// The last first, so that the next step is handed the same buffers in the same order, for which bind groups are remembered.
-    fn drop(&mut self) {
-        while self.kept.pop().is_some() {}
     }
 }
 
@@ -159,7 +148,7 @@ mod tests {
         };
         let (results, recorded) = gpu.record(step).unwrap();
         assert_eq!(recorded.segments.len(), 3);
-        gpu.recorder.start(recorded);
+        gpu.start_recorded(recorded);
         let [first, rows, second] = results.map(|x| gpu.read(&x).unwrap());
         assert_eq!(first, [1.0, 2.0, 1.0, 2.0]);
         assert_eq!(rows, [3.0, 4.0, 3.0, 4.0, 3.0, 4.0, 3.0, 4.0]);
@@ -174,7 +163,7 @@ mod tests {
         let step = || (0..700).try_fold(x.clone(), |sum, _| gpu.combine(&sum, &x, ::backend::Shared::Absent));
         let (sum, recorded) = gpu.record(step).unwrap();
         assert_eq!(recorded.segments.len(), 3);
-        gpu.recorder.start(recorded);
+        gpu.start_recorded(recorded);
         assert_eq!(gpu.read(&sum).unwrap(), [701.0]);
     }
 
@@ -185,7 +174,7 @@ mod tests {
         let (later, recorded) = gpu.record(|| twice(&gpu, &twice(&gpu, &x)?)).unwrap();
         let meanwhile = [5.0, 7.0].map(|v| gpu.upload(1, 4, &[v; 4]).unwrap());
         let moved = twice(&gpu, &x).unwrap();
-        gpu.recorder.start(recorded);
+        gpu.start_recorded(recorded);
         assert_eq!(gpu.read(&later).unwrap(), [1.0, 2.0, 1.0, 2.0, 1.0, 2.0, 1.0, 2.0]);
         assert_eq!(meanwhile.map(|x| gpu.read(&x).unwrap()), [[5.0; 4], [7.0; 4]]);
         assert_eq!(gpu.read(&moved).unwrap(), [1.0, 2.0, 1.0, 2.0]);
@@ -212,7 +201,7 @@ mod tests {
             twice(&gpu, &here)
         };
         let (later, recorded) = gpu.record(step).unwrap();
-        gpu.recorder.start(recorded);
+        gpu.start_recorded(recorded);
         assert_eq!(gpu.read(&later).unwrap(), [1.0, 2.0, 1.0, 2.0, 1.0, 2.0, 1.0, 2.0]);
     }
 }

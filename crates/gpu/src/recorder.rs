@@ -11,7 +11,7 @@ use std::thread::{self, ThreadId};
 
 use ::backend::{Error, OperationTime, Result};
 
-use crate::commands::{Capture, Commands, FIRST_SUBMISSION, PER_SUBMISSION, Recorded};
+use crate::commands::{Capture, Commands, FIRST_SUBMISSION, PER_SUBMISSION, Segment};
 use crate::device::Device;
 use crate::pipelines::Pipeline;
 use crate::pool::Buffer;
@@ -118,7 +118,7 @@ impl Recorder {
             self.submit_state(&mut state);
         }
         let State { commands, captures, groups, clock, .. } = &mut *state;
-        let commands = self.place(commands, captures, buffers);
+        let commands = self.place(commands, captures);
         let key: Vec<u64> =
             std::iter::once(pipeline.layout_id).chain(buffers.iter().flat_map(|b| b.id())).collect();
         let group = groups.entry(key).or_insert_with(|| {
@@ -153,7 +153,7 @@ impl Recorder {
 
     /// Records copies, after everything recorded so far.
     pub fn copy(&self, from: &Buffer, to: &Buffer, copies: &[Copy]) {
-        self.encode(&[from, to], |encoder| {
+        self.encode(|encoder| {
             for copy in copies.iter().filter(|copy| copy.len > 0) {
                 let (source, target) = (from.offset() + copy.from, to.offset() + copy.to);
                 encoder.copy_buffer_to_buffer(from.wgpu(), source, to.wgpu(), target, copy.len);
@@ -163,24 +163,23 @@ impl Recorder {
 
     /// Records zeros over a whole buffer.
     pub fn clear(&self, buffer: &Buffer) {
-        self.encode(&[buffer], |encoder| encoder.clear_buffer(buffer.wgpu(), buffer.offset(), None));
+        self.encode(|encoder| encoder.clear_buffer(buffer.wgpu(), buffer.offset(), None));
     }
 
-    fn encode(&self, buffers: &[&Buffer], record: impl FnOnce(&mut wgpu::CommandEncoder)) {
+    fn encode(&self, record: impl FnOnce(&mut wgpu::CommandEncoder)) {
         let mut state = self.state();
         let State { commands, captures, .. } = &mut *state;
-        record(self.place(commands, captures, buffers).encoder(&self.device));
+        record(self.place(commands, captures).encoder(&self.device));
     }
 
-    /// Where this thread's commands on these buffers go.
+    /// Where this thread's commands go.
     fn place<'a>(
         &self,
         commands: &'a mut Commands,
         captures: &'a mut HashMap<ThreadId, Capture>,
-        buffers: &[&Buffer],
     ) -> &'a mut Commands {
         match captures.get_mut(&thread::current().id()) {
-            Some(capture) => capture.commands(&self.device, buffers),
+            Some(capture) => capture.commands(&self.device),
             None => commands,
         }
     }
@@ -198,7 +197,7 @@ impl Recorder {
 
     /// Records a copy of `len` bytes from a place in a buffer that is no tensor's to a place in another.
     pub fn copy_from(&self, source: &wgpu::Buffer, from: u64, to: &Buffer, at: u64, len: u64) {
-        self.encode(&[to], |encoder| {
+        self.encode(|encoder| {
             encoder.copy_buffer_to_buffer(source, from, to.wgpu(), to.offset() + at, len);
         });
     }
@@ -241,7 +240,7 @@ impl Recorder {
     pub fn capture<T, E>(
         &self,
         step: impl FnOnce() -> std::result::Result<T, E>,
-    ) -> std::result::Result<(T, Recorded), E> {
+    ) -> std::result::Result<(T, Vec<Segment>), E> {
         let here = thread::current().id();
         let mut state = self.state();
         self.submit_state(&mut state);
@@ -253,10 +252,10 @@ impl Recorder {
     }
 
     /// Starts a step that was captured, after everything recorded so far.
-    pub fn start(&self, mut recorded: Recorded) {
+    pub fn start(&self, segments: Vec<Segment>) {
         let mut state = self.state();
         self.submit_state(&mut state);
-        for segment in recorded.segments.drain(..) {
+        for segment in segments {
             for (buffer, bytes) in &segment.writes {
                 self.device.queue.write_buffer(buffer.wgpu(), buffer.offset(), bytes);
             }
@@ -274,7 +273,7 @@ impl Recorder {
         }
         let total: u64 = wanted.iter().map(|(_, len)| len.next_multiple_of(8)).sum();
         let staging = self.staging(total.max(8))?;
-        self.encode(&[], |encoder| {
+        self.encode(|encoder| {
             let mut to = 0;
             for (buffer, len) in wanted {
                 let len = len.next_multiple_of(4);
