@@ -3,8 +3,8 @@
 use checkpoint::Weight;
 
 use crate::{
-    Activation, Attention, AttentionWeights, Batch, Factor, GdnShape, GdnWeights, GroupedSigmoid, Handle,
-    KvImage, KvShape, LatentAttention, LatentWeights, MlaWeights, MoeWeights, Norm, OperationTime,
+    Activation, Attention, AttentionWeights, Batch, Error, Factor, GdnShape, GdnWeights, GroupedSigmoid,
+    Handle, KvImage, KvShape, LatentAttention, LatentWeights, MlaWeights, MoeWeights, Norm, OperationTime,
     RecurrentImage, Result, RopeSpec, Shared, Span, compositions,
 };
 
@@ -38,6 +38,8 @@ pub trait Backend: Sized + 'static {
     type Recurrent: Send;
     /// What a batch needs on the device.
     type BatchData;
+    /// A step that was recorded to be started later; `()` where there is no such thing.
+    type Recorded;
 
     // ---- The machine ----
 
@@ -111,6 +113,31 @@ pub trait Backend: Sized + 'static {
 
     /// Waits, and returns expert ids and weights, K per token.
     fn read_routes(&self, routes: &Self::Routes) -> Result<(Vec<u32>, Vec<f32>)>;
+
+    // ---- Steps recorded ahead ----
+
+    /// Whether steps can be recorded before their token is known: where recording takes time, it can be done while the device is
+    /// busy with the step before.
+    fn records_ahead(&self) -> bool {
+        false
+    }
+
+    /// Calls `step`, whose operations do not run before [`start`](Self::start); it must not wait for anything. Caches count its tokens at
+    /// once, and nothing takes that back: who does not start what was recorded drops the states it works on, and until then nothing else
+    /// is done with these.
+    fn record<T, E: From<Error>>(
+        &self,
+        step: impl FnOnce() -> std::result::Result<T, E>,
+    ) -> std::result::Result<(T, Self::Recorded), E> {
+        let _ = step;
+        Err(E::from(Error::Unsupported("this machine does not record steps ahead".into())))
+    }
+
+    /// Starts what was recorded, after everything recorded meanwhile, with `token` as the one token of its `batch`.
+    fn start(&self, recorded: Self::Recorded, batch: &Batch<Self>, token: u32) -> Result<()> {
+        let _ = (recorded, batch, token);
+        Err(Error::Unsupported("this machine does not record steps ahead".into()))
+    }
 
     // ---- Rows and columns ----
 

@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, atomic::AtomicBool, atomic::Ordering};
 use std::time::Duration;
 
-use backend::CacheFloat;
+use backend::{Backend, CacheFloat};
 use checkpoint::{Checkpoint, TensorSpec};
 use conformance::models::Fixture;
 use conformance::models::fixtures_folder;
@@ -13,6 +13,7 @@ use engine::{
     Engine, EngineOptions, Finish, Flow, Job, Listener, Refused, Sampler, SamplingParams, Scheduler,
     SchedulerOptions, Task, Update,
 };
+use gpu::Gpu;
 use models::Model;
 
 /// One of each kind: attention alone, a sliding window, a latent cache, recurrent layers; and heads that guess, of random weights, so
@@ -105,7 +106,12 @@ fn ask(scheduler: &Scheduler, prompt: &[u32], max_tokens: usize, sampling: Sampl
 }
 
 /// What the engine alone answers.
-fn alone(engine: &Engine<Cpu>, prompt: &[u32], max_tokens: usize, sampling: SamplingParams) -> Vec<u32> {
+fn alone<B: Backend>(
+    engine: &Engine<B>,
+    prompt: &[u32],
+    max_tokens: usize,
+    sampling: SamplingParams,
+) -> Vec<u32> {
     let mut sampler = Sampler::new(sampling).expect("settings");
     let task = Task { prompt, stable: 0, max_tokens: Some(max_tokens), end_ids: &[] };
     let mut sequence = engine.sequence().expect("a sequence");
@@ -406,6 +412,70 @@ fn who_goes_away_stops_costing_and_who_comes_too_late_hears_so() {
     assert_eq!(scheduler.stats().cancelled, 1);
     let (late, _) = job(&[1], 3, SamplingParams::greedy());
     assert!(matches!(scheduler.submit(late), Err(Refused::Ending)));
+}
+
+/// A GPU has the next step of an answer that is alone recorded before its token is known: others join it, it is left, it ends, and a
+/// later turn goes on from there. A machine without any adapter skips this.
+#[test]
+fn steps_recorded_ahead_change_nothing() {
+    let options =
+        gpu::Options { adapter: gpu::Choice::Any, numerics: gpu::Numerics::Exact, ..Default::default() };
+    let Ok(gpu) = Gpu::new(&options).inspect_err(|error| println!("skipped: {error}")) else { return };
+    for (name, speculate) in FIXTURES.into_iter().flat_map(|name| [(name, false), (name, true)]) {
+        let open = || {
+            let checkpoint = Fixture::open(&fixtures_folder().join(name)).checkpoint;
+            let model = Model::load_drafting(&checkpoint, gpu.clone()).expect("a model");
+            Engine::new(model, &exact()).expect("an engine")
+        };
+        let single = open();
+        let options = SchedulerOptions { speculate, ..SchedulerOptions::default() };
+        let scheduler = Scheduler::start(open(), options).expect("a thread");
+        let prompts = [30, 17].map(|n| (0..n).map(|i| i * i * 7 % 61).collect::<Vec<u32>>());
+        let [first, second] = &prompts;
+        let answer = alone(&single, first, 60, seeded(5));
+        let hear = |answer: &Answer, count: usize| -> Vec<u32> {
+            let updates = answer.updates.iter().filter_map(|update| match update {
+                Update::Token(token) => Some(token.id),
+                _ => None,
+            });
+            updates.take(count).collect()
+        };
+
+        // Another one joins, and goes away again.
+        let asked = ask(&scheduler, first, 60, seeded(5));
+        assert_eq!(hear(&asked, 8), answer[..8], "{name}");
+        let other = ask(&scheduler, second, 1_000_000, seeded(6));
+        assert_eq!(hear(&other, 12), alone(&single, second, 12, seeded(6)), "{name}");
+        other.gone.store(true, Ordering::Relaxed);
+        assert_eq!(asked.wait().ids, answer[8..], "{name}");
+
+        // Left alone: what it has seen serves the next prompt, whatever that shares with it.
+        let asked = ask(&scheduler, second, 1_000_000, seeded(6));
+        let heard = hear(&asked, 12);
+        asked.gone.store(true, Ordering::Relaxed);
+        for more in [&heard[..], &heard[..7], &[60, 60]] {
+            let prompt = [&second[..], more, &[3, 1]].concat();
+            let heard = ask(&scheduler, &prompt, 10, SamplingParams::greedy()).wait();
+            assert_eq!(heard.ids, alone(&single, &prompt, 10, SamplingParams::greedy()), "{name}");
+        }
+
+        // An end that has not been there before.
+        let end = (10..60).find(|i| !answer[..*i].contains(&answer[*i])).expect("something new");
+        let (mut ending, asked) = job(first, 60, seeded(5));
+        ending.end_ids = vec![0, answer[end]];
+        let end = end.min(answer.iter().position(|id| *id == 0).unwrap_or(end));
+        scheduler.submit(ending).expect("room for a job");
+        let heard = asked.wait();
+        assert_eq!((&heard.ids[..], heard.finish), (&answer[..end], Finish::End), "{name}");
+        let next = [&first[..], &answer[..=end], &[7, 8, 9]].concat();
+        let heard = ask(&scheduler, &next, 10, SamplingParams::greedy()).wait();
+        assert_eq!(heard.ids, alone(&single, &next, 10, SamplingParams::greedy()), "{name}");
+        // What ended it has been seen too, unless there was something to guess.
+        let seen = first.len() + end;
+        assert!(heard.reused == seen + 1 || speculate && heard.reused == seen, "{name}: {}", heard.reused);
+        scheduler.finish();
+        assert_eq!((scheduler.stats().failed, scheduler.stats().cancelled), (0, 2), "{name}");
+    }
 }
 
 #[test]

@@ -78,6 +78,7 @@ impl Backend for Cpu {
     type KvCache = KvCache;
     type Recurrent = Recurrent;
     type BatchData = Turns;
+    type Recorded = ();
 
     fn description(&self) -> String {
         let threads = self.machine.pool.threads();

@@ -254,6 +254,33 @@ impl<B: Backend> Engine<B> {
         Ok(sampled.id)
     }
 
+    /// The same, and runs the token that was chosen: its step is recorded while the device is busy with the one before, so that nothing
+    /// but the token has to be told when it is known. The sequence has then seen the token, whatever it means to the caller.
+    fn sample_and_step(
+        &self,
+        sequence: &mut Sequence<B>,
+        logits: &B::Tensor,
+        sampler: &mut Sampler,
+    ) -> Result<u32, Error> {
+        let mut run = || {
+            let ahead = self.model.step_ahead(&mut sequence.state)?;
+            let id = self.sample(logits, &sequence.tokens, sampler)?;
+            Ok((id, self.model.start(ahead, id)?))
+        };
+        match run() {
+            Ok((id, next)) => {
+                sequence.tokens.push(id);
+                sequence.logits = Some(next);
+                Ok(id)
+            }
+            Err(error) => {
+                // The state counts a token that nobody knows.
+                *sequence = self.sequence()?;
+                Err(error)
+            }
+        }
+    }
+
     /// Brings a sequence to `prompt`, keeping what it has in common with what was seen, and returns how many tokens
     /// that was. Afterwards the sequence holds the logits of the last token, unless `watch`, called before each step with the
     /// tokens of the prompt that are behind, stopped it.
@@ -307,7 +334,8 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Continues a sequence. `watch` is called before each step of the prompt and with each token as it is chosen; the
-    /// token at which it stops is still part of the answer.
+    /// token at which it stops is still part of the answer. The sequence may have seen the answer's last token, or the one that
+    /// ended it, or not.
     pub fn generate(
         &self,
         sequence: &mut Sequence<B>,
@@ -335,7 +363,13 @@ impl<B: Backend> Engine<B> {
             if generated.ids.len() == task.max_tokens.unwrap_or(usize::MAX) {
                 break Finish::Length;
             }
-            let id = self.sample(logits, &sequence.tokens, sampler)?;
+            let full = sequence.tokens.len() == self.context;
+            let last = full || Some(generated.ids.len() + 1) == task.max_tokens;
+            let ahead = !last && self.model.records_ahead();
+            let id = match ahead {
+                true => self.sample_and_step(sequence, &logits.clone(), sampler)?,
+                false => self.sample(logits, &sequence.tokens, sampler)?,
+            };
             if task.end_ids.contains(&id) {
                 break Finish::End;
             }
@@ -346,10 +380,12 @@ impl<B: Backend> Engine<B> {
             if Some(generated.ids.len()) == task.max_tokens {
                 break Finish::Length;
             }
-            if sequence.tokens.len() == self.context {
+            if full {
                 break Finish::Context;
             }
-            self.step(sequence, &[id], Logits::Last)?;
+            if !ahead {
+                self.step(sequence, &[id], Logits::Last)?;
+            }
         };
         generated.decode_time = started.elapsed();
         Ok(generated)

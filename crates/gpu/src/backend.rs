@@ -18,7 +18,8 @@ use crate::ops::route;
 use crate::recurrent::floats;
 use crate::weights::{SharedExpert, Source, UpStacks};
 use crate::{
-    Experts, Gpu, HeadMatrices, KvCache, Matrix, Numerics, Positions, Recurrent, Rope, Routes, Tensor,
+    Experts, Gpu, HeadMatrices, KvCache, Matrix, Numerics, Positions, Recorded, Recurrent, Rope, Routes,
+    Tensor,
 };
 
 impl Gpu {
@@ -70,6 +71,13 @@ impl Gpu {
         let shape = check::head_product(operation, x.shape(), weights.count, weights.product_shape())?;
         self.head_product(x, weights, shape)
     }
+
+    pub(crate) fn start_recorded(&self, recorded: Recorded) {
+        self.recorder.start(recorded.segments);
+        if let Some(shelf) = recorded.shelf {
+            self.pool.give_back(shelf);
+        }
+    }
 }
 
 impl Backend for Gpu {
@@ -82,6 +90,7 @@ impl Backend for Gpu {
     type KvCache = KvCache;
     type Recurrent = Recurrent;
     type BatchData = Positions;
+    type Recorded = Recorded;
 
     fn description(&self) -> String {
         let adapter = self.adapter();
@@ -187,6 +196,28 @@ impl Backend for Gpu {
         let len = 4 * (routes.tokens * routes.top_k) as u64;
         let [ids, weights] = self.recorder.read([(&routes.ids, len), (&routes.weights, len)])?;
         Ok((ids.as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b)).collect(), floats(&weights)))
+    }
+
+    /// Experts that are read from disk are waited for in the middle of a step.
+    fn records_ahead(&self) -> bool {
+        self.stream.is_none() && !self.recorder.is_timed()
+    }
+
+    fn record<T, E: From<Error>>(
+        &self,
+        step: impl FnOnce() -> std::result::Result<T, E>,
+    ) -> std::result::Result<(T, Recorded), E> {
+        self.pool.set_apart();
+        let captured = self.recorder.capture(step);
+        let shelf = self.pool.rejoin();
+        let (result, segments) = captured?;
+        Ok((result, Recorded { segments, shelf }))
+    }
+
+    fn start(&self, mut recorded: Recorded, batch: &Batch<Self>, token: u32) -> Result<()> {
+        recorded.replace(&batch.data().tokens, &token.to_ne_bytes())?;
+        self.start_recorded(recorded);
+        Ok(())
     }
 
     fn reshape(&self, x: Tensor, rows: usize, cols: usize) -> Result<Tensor> {

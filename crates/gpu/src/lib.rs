@@ -1,11 +1,12 @@
 //! The GPU backend: every operation as a WGSL kernel on wgpu, the same for Metal, Vulkan and DX12.
 //!
 //! `device` chooses an adapter and opens it, `shader` assembles kernels from pieces of WGSL, `pipelines` compiles them once,
-//! `pool` lends buffers, `recorder` turns operations into dispatches of few passes. `ops` has a file per group of
+//! `pool` lends buffers, `recorder` turns operations into dispatches of few passes, `commands` holds them until they are submitted. `ops` has a file per group of
 //! operations, `backend` leads from the trait to them. Nothing waits but `read` and the `*_save` methods.
 
 mod backend;
 mod cache;
+mod commands;
 mod device;
 mod ops;
 mod pipelines;
@@ -22,6 +23,7 @@ mod upload;
 mod weights;
 
 pub use cache::KvCache;
+pub use commands::Recorded;
 pub use device::{Adapter, Choice, adapters};
 pub use ops::rope::{Positions, Rope};
 pub use ops::route::Routes;

@@ -2,10 +2,14 @@
 //!
 //! Operations run on the device in the order they were recorded, so a buffer may be handed out again as soon as its last
 //! handle is dropped, even while the device has not come to its last use: whoever writes it next does so later.
+//!
+//! What is recorded to be started later (`commands`) breaks that order: what others record meanwhile runs before it. So it has a shelf
+//! of buffers of its own until it is started: nobody is given one that it will still write. On a shelf the order is as ever.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
 
 use ::backend::{Error, Result};
 
@@ -14,10 +18,24 @@ use crate::device::Device;
 const USAGE: wgpu::BufferUsages =
     wgpu::BufferUsages::STORAGE.union(wgpu::BufferUsages::COPY_SRC).union(wgpu::BufferUsages::COPY_DST);
 
-/// Free buffers by their size, the last returned last.
 pub(crate) struct Pool {
     device: Arc<Device>,
+    common: Arc<Shelf>,
+    apart: Mutex<Apart>,
+}
+
+/// Free buffers by their size, the last returned last.
+pub(crate) struct Shelf {
+    device: Arc<Device>,
     free: Mutex<BTreeMap<u64, Vec<Named>>>,
+}
+
+/// Shelves for what is started later.
+#[derive(Default)]
+struct Apart {
+    /// Of threads that are recording such.
+    used: HashMap<ThreadId, Arc<Shelf>>,
+    idle: Vec<Arc<Shelf>>,
 }
 
 /// A buffer and its number, by which bind groups are remembered.
@@ -39,22 +57,63 @@ fn size_for(len: u64) -> u64 {
     len.next_multiple_of(1 << (len.ilog2() - 2))
 }
 
+impl Shelf {
+    fn new(device: Arc<Device>) -> Arc<Self> {
+        Arc::new(Self { device, free: Mutex::default() })
+    }
+
+    fn free(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<Named>>> {
+        // Lists of buffers, never half-changed.
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Shelf {
+    /// At the end, or when a recorded step was not started.
+    fn drop(&mut self) {
+        let bytes = self.free().values().flatten().map(|named| named.buffer.size()).sum();
+        self.device.used.fetch_sub(bytes, Ordering::Relaxed);
+        self.device.stale.store(true, Ordering::Relaxed);
+    }
+}
+
 impl Pool {
     pub fn new(device: Arc<Device>) -> Self {
-        Self { device, free: Mutex::default() }
+        Self { common: Shelf::new(device.clone()), device, apart: Mutex::default() }
+    }
+
+    fn apart(&self) -> MutexGuard<'_, Apart> {
+        // Lists of shelves, never half-changed.
+        self.apart.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on this thread's buffers come from a shelf that nobody else has.
+    pub fn set_apart(&self) {
+        let mut apart = self.apart();
+        let shelf = apart.idle.pop().unwrap_or_else(|| Shelf::new(self.device.clone()));
+        apart.used.insert(thread::current().id(), shelf);
+    }
+
+    /// From now on they come from the common one again. The other is returned, to be given back when the order is right again.
+    pub fn rejoin(&self) -> Option<Arc<Shelf>> {
+        self.apart().used.remove(&thread::current().id())
+    }
+
+    pub fn give_back(&self, shelf: Arc<Shelf>) {
+        self.apart().idle.push(shelf);
     }
 
     /// A buffer of at least `len` bytes, with what earlier use has left in it.
-    pub fn take(self: &Arc<Self>, len: u64) -> Result<Buffer> {
+    pub fn take(&self, len: u64) -> Result<Buffer> {
         self.reachable("an operation's activations", len, "take fewer tokens in a step (--chunk)")?;
         let size = size_for(len).min(self.device.largest_binding);
-        let found =
-            self.free.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&size).and_then(Vec::pop);
+        let shelf = self.apart().used.get(&thread::current().id()).unwrap_or(&self.common).clone();
+        let found = shelf.free().get_mut(&size).and_then(Vec::pop);
         let named = match found {
             Some(named) => named,
             None => Named::new(self.device.buffer("activations", size, USAGE)?),
         };
-        Ok(Buffer::new(named, Home::Pool(self.clone())))
+        Ok(Buffer::new(named, Home::Shelf(shelf)))
     }
 
     /// That a kernel can reach so many bytes at once.
@@ -96,7 +155,7 @@ struct Whole {
 
 /// Where a buffer goes when it is dropped.
 enum Home {
-    Pool(Arc<Pool>),
+    Shelf(Arc<Shelf>),
     System(Arc<Device>),
 }
 
@@ -151,9 +210,8 @@ impl Buffer {
 impl Drop for Whole {
     fn drop(&mut self) {
         match (&self.home, self.named.take()) {
-            (Home::Pool(pool), Some(named)) => {
-                let mut free = pool.free.lock().unwrap_or_else(PoisonError::into_inner);
-                free.entry(named.buffer.size()).or_default().push(named);
+            (Home::Shelf(shelf), Some(named)) => {
+                shelf.free().entry(named.buffer.size()).or_default().push(named);
             }
             (Home::System(device), Some(named)) => {
                 device.used.fetch_sub(named.buffer.size(), Ordering::Relaxed);

@@ -7,19 +7,16 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
 
 use ::backend::{Error, OperationTime, Result};
 
+use crate::commands::{Capture, Commands, FIRST_SUBMISSION, PER_SUBMISSION, Segment};
 use crate::device::Device;
 use crate::pipelines::Pipeline;
 use crate::pool::Buffer;
 use crate::profile::Clock;
 use crate::upload::Gate;
-
-/// Dispatches of the first submission after a wait, when the device has nothing to do, and of any. Each submission has twice as many as the
-/// one before: the host takes a third of the time that the device takes for a dispatch, so the device never waits for the next.
-const FIRST_SUBMISSION: usize = 8;
-const PER_SUBMISSION: usize = 256;
 
 /// Largest buffer for reading back that is kept for the next time.
 const KEPT_BYTES: u64 = 8 << 20;
@@ -46,13 +43,12 @@ pub(crate) struct Recorder {
 
 #[derive(Default)]
 struct State {
-    /// Dropped before the encoder is finished.
-    pass: Option<wgpu::ComputePass<'static>>,
-    encoder: Option<wgpu::CommandEncoder>,
-    numbers: Vec<u8>,
-    recorded: usize,
+    /// What is submitted as it grows.
+    commands: Commands,
     /// Dispatches that the submission before this one had, 0 after a wait.
     before: usize,
+    /// What threads record for later: theirs alone, however many record at the same time.
+    captures: HashMap<ThreadId, Capture>,
     groups: HashMap<Vec<u64>, wgpu::BindGroup>,
     /// Present when times are wanted.
     clock: Option<Clock>,
@@ -116,15 +112,13 @@ impl Recorder {
             return;
         }
         let mut state = self.state();
-        if state.recorded >= (2 * state.before).clamp(FIRST_SUBMISSION, PER_SUBMISSION) {
+        // Each submission has twice as many as the one before: the host takes a third of the time that the device takes for a dispatch, so
+        // the device never waits for the next.
+        if state.commands.recorded >= (2 * state.before).clamp(FIRST_SUBMISSION, PER_SUBMISSION) {
             self.submit_state(&mut state);
         }
-        let State { pass, encoder, numbers: slots, recorded, groups, clock, .. } = &mut *state;
-        let pass = pass.get_or_insert_with(|| {
-            let encoder =
-                encoder.get_or_insert_with(|| self.device.wgpu.create_command_encoder(&Default::default()));
-            encoder.begin_compute_pass(&Default::default()).forget_lifetime()
-        });
+        let State { commands, captures, groups, clock, .. } = &mut *state;
+        let commands = self.place(commands, captures);
         let key: Vec<u64> =
             std::iter::once(pipeline.layout_id).chain(buffers.iter().flat_map(|b| b.id())).collect();
         let group = groups.entry(key).or_insert_with(|| {
@@ -139,9 +133,11 @@ impl Recorder {
             };
             self.device.wgpu.create_bind_group(&descriptor)
         });
-        let offset = *recorded as u32 * self.stride;
-        slots.resize(offset as usize, 0);
-        slots.extend(numbers.iter().flat_map(|n| n.to_ne_bytes()));
+        let offset = commands.recorded as u32 * self.stride;
+        commands.numbers.resize(offset as usize, 0);
+        commands.numbers.extend(numbers.iter().flat_map(|n| n.to_ne_bytes()));
+        commands.recorded += 1;
+        let pass = commands.pass(&self.device);
         let record = |pass: &mut wgpu::ComputePass<'static>| {
             pass.set_pipeline(&pipeline.wgpu);
             pass.set_bind_group(0, &*group, &[]);
@@ -152,7 +148,6 @@ impl Recorder {
             Some(clock) => clock.around(pipeline.name, pass, record),
             None => record(pass),
         }
-        *recorded += 1;
         self.dispatches.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -173,15 +168,28 @@ impl Recorder {
 
     fn encode(&self, record: impl FnOnce(&mut wgpu::CommandEncoder)) {
         let mut state = self.state();
-        state.pass = None;
-        record(
-            state.encoder.get_or_insert_with(|| self.device.wgpu.create_command_encoder(&Default::default())),
-        );
+        let State { commands, captures, .. } = &mut *state;
+        record(self.place(commands, captures).encoder(&self.device));
+    }
+
+    /// Where this thread's commands go.
+    fn place<'a>(
+        &self,
+        commands: &'a mut Commands,
+        captures: &'a mut HashMap<ThreadId, Capture>,
+    ) -> &'a mut Commands {
+        match captures.get_mut(&thread::current().id()) {
+            Some(capture) => capture.commands(&self.device),
+            None => commands,
+        }
     }
 
     /// Writes values from the host, after everything recorded so far and before everything that follows.
     pub fn write(&self, buffer: &Buffer, bytes: &[u8]) {
         let mut state = self.state();
+        if let Some(capture) = state.captures.get_mut(&thread::current().id()) {
+            return capture.write(&self.device, buffer, bytes);
+        }
         // A write through the queue happens before the next submission: what is recorded must not be in that.
         self.submit_state(&mut state);
         self.device.queue.write_buffer(buffer.wgpu(), buffer.offset(), bytes);
@@ -200,17 +208,15 @@ impl Recorder {
     }
 
     fn submit_state(&self, state: &mut State) {
-        state.pass = None;
-        let Some(mut encoder) = state.encoder.take() else { return };
-        if let Some(clock) = &state.clock {
-            clock.resolve(&mut encoder);
+        if state.commands.is_empty() {
+            return;
         }
-        self.gate.wait();
-        self.device.queue.write_buffer(&self.params, 0, &state.numbers);
-        self.device.queue.submit([encoder.finish()]);
-        state.numbers.clear();
-        state.before = state.recorded;
-        state.recorded = 0;
+        if let Some(clock) = &state.clock {
+            clock.resolve(state.commands.encoder(&self.device));
+        }
+        state.before = state.commands.recorded;
+        let (numbers, commands) = state.commands.finish(&self.device);
+        self.send(&numbers, commands);
         if let Some(clock) = &mut state.clock {
             clock.collect(&self.device);
         }
@@ -219,8 +225,52 @@ impl Recorder {
         }
     }
 
+    fn send(&self, numbers: &[u8], commands: wgpu::CommandBuffer) {
+        self.gate.wait();
+        self.device.queue.write_buffer(&self.params, 0, numbers);
+        self.device.queue.submit([commands]);
+    }
+
+    /// Whether dispatches are timed, each on its own: such ones cannot be started later.
+    pub fn is_timed(&self) -> bool {
+        self.state().clock.is_some()
+    }
+
+    /// Calls `step`; what this thread records in it waits to be [started](Self::start). The device meanwhile has what came before.
+    pub fn capture<T, E>(
+        &self,
+        step: impl FnOnce() -> std::result::Result<T, E>,
+    ) -> std::result::Result<(T, Vec<Segment>), E> {
+        let here = thread::current().id();
+        let mut state = self.state();
+        self.submit_state(&mut state);
+        state.captures.insert(here, Capture::default());
+        drop(state);
+        let result = step();
+        let capture = self.state().captures.remove(&here).unwrap_or_default();
+        Ok((result?, capture.finish(&self.device)))
+    }
+
+    /// Starts a step that was captured, after everything recorded so far.
+    pub fn start(&self, segments: Vec<Segment>) {
+        let mut state = self.state();
+        self.submit_state(&mut state);
+        for segment in segments {
+            for (buffer, bytes) in &segment.writes {
+                self.device.queue.write_buffer(buffer.wgpu(), buffer.offset(), bytes);
+            }
+            self.send(&segment.numbers, segment.commands);
+        }
+        state.before = PER_SUBMISSION;
+    }
+
     /// Waits for everything recorded, and returns the first `len` bytes of each buffer.
     pub fn read<const N: usize>(&self, wanted: [(&Buffer, u64); N]) -> Result<[Vec<u8>; N]> {
+        if self.state().captures.contains_key(&thread::current().id()) {
+            return Err(Error::Unsupported(
+                "nothing can be read of a step that is recorded for later".into(),
+            ));
+        }
         let total: u64 = wanted.iter().map(|(_, len)| len.next_multiple_of(8)).sum();
         let staging = self.staging(total.max(8))?;
         self.encode(|encoder| {

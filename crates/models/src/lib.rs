@@ -19,7 +19,7 @@ mod words;
 
 pub use error::{Error, Result};
 pub use loader::Loaded;
-pub use model::{Drafted, FAMILIES, Logits, Model, Request, Stepped, Summary, Weights, weights};
+pub use model::{Ahead, Drafted, FAMILIES, Logits, Model, Request, Stepped, Summary, Weights, weights};
 pub use state::{LayerImage, LayerShape, LayerState, RecurrentSnapshot, State, StateImage};
 pub use traffic::{Sizes, Traffic};
 pub use words::counted;

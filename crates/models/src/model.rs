@@ -50,6 +50,11 @@ pub(crate) trait Network<B: Backend>: Send {
     /// What each layer keeps of a sequence.
     fn layer_shapes(&self, float: CacheFloat) -> Vec<LayerShape>;
 
+    /// Whether every id below the vocabulary can be embedded.
+    fn embeds_all(&self) -> bool {
+        true
+    }
+
     /// The head that guesses, where there is one.
     fn drafts(&self) -> Option<Drafts<'_, B>> {
         None
@@ -114,6 +119,13 @@ pub struct Stepped<B: Backend> {
     pub logits: Option<B::Tensor>,
     /// What the drafting head takes of every token, where there is such a head.
     pub hidden: Option<B::Tensor>,
+}
+
+/// A step of one token that was recorded before the token was known.
+pub struct Ahead<B: Backend> {
+    batch: Batch<B>,
+    logits: B::Tensor,
+    recorded: B::Recorded,
 }
 
 /// Guesses of a drafting head.
@@ -236,12 +248,46 @@ impl<B: Backend> Model<B> {
         Ok(Stepped { logits, hidden })
     }
 
+    /// Whether [`step_ahead`](Self::step_ahead) works.
+    pub fn records_ahead(&self) -> bool {
+        self.backend.records_ahead() && self.network.embeds_all()
+    }
+
+    /// Records the step of the next token, whichever it will be, while the device computes the one before. The state counts it from
+    /// now on: [start](Self::start) it before anything else is done with the state, or drop the state.
+    pub fn step_ahead(&self, state: &mut State<B>) -> Result<Ahead<B>> {
+        let ((batch, logits), recorded) = self.backend.record(|| -> Result<_> {
+            // Any id will do until the token is known.
+            let mut requests = [Request { tokens: &[0], state, logits: Logits::Last }];
+            let (batch, _) = self.batch(&requests)?;
+            let hidden = self.forward(&batch, &mut requests)?;
+            Ok((batch, self.network.logits(&self.backend, &hidden)?))
+        })?;
+        Ok(Ahead { batch, logits, recorded })
+    }
+
+    /// Starts a step that was recorded ahead, now that its token is known, and returns the token's logits.
+    pub fn start(&self, ahead: Ahead<B>, token: u32) -> Result<B::Tensor> {
+        let vocabulary = self.summary.vocabulary;
+        if token as usize >= vocabulary {
+            return Err(backend::Error::TokenOutOfRange { id: token, vocabulary }.into());
+        }
+        self.backend.start(ahead.recorded, &ahead.batch, token)?;
+        Ok(ahead.logits)
+    }
+
+    /// Hidden states of all tokens before the final norm.
+    fn forward(&self, batch: &Batch<B>, requests: &mut [Request<'_, B>]) -> Result<B::Tensor> {
+        let mut states: Vec<_> = requests.iter_mut().map(|r| &mut *r.state).collect();
+        let hidden = self.network.forward(&self.backend, batch, &mut states)?;
+        Self::advance(requests);
+        Ok(hidden)
+    }
+
     /// The wanted logits, and the hidden states of all tokens before the final norm.
     fn run(&self, requests: &mut [Request<'_, B>]) -> Result<(Option<B::Tensor>, B::Tensor)> {
         let (batch, rows) = self.batch(requests)?;
-        let mut states: Vec<_> = requests.iter_mut().map(|r| &mut *r.state).collect();
-        let hidden = self.network.forward(&self.backend, &batch, &mut states)?;
-        Self::advance(requests);
+        let hidden = self.forward(&batch, requests)?;
         if rows.is_empty() {
             return Ok((None, hidden));
         }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use backend::{Backend, largest};
-use models::{Logits, RecurrentSnapshot, Request};
+use models::{Ahead, Logits, RecurrentSnapshot, Request};
 
 use super::costs::{Costs, MOST, Trust};
 use super::guess::Guesses;
@@ -31,6 +31,8 @@ pub(super) struct Answer<B: Backend> {
     pub sequence: Option<Sequence<B>>,
     /// The place before the present step, for when guesses are wrong.
     before: Option<RecurrentSnapshot<B>>,
+    /// Its next step, if that is recorded.
+    pub ahead: Option<Ahead<B>>,
     /// Tokens that the model had seen before the present step.
     pub begin: usize,
 }
@@ -43,6 +45,8 @@ pub(super) struct Writer {
     constraint: Option<Arc<Mutex<Constraint>>>,
     /// Prompt and answer. What the model has not seen yet is what the sequence lacks of them.
     tokens: Vec<u32>,
+    /// The token that ended the answer, which is not part of it.
+    ended_by: Option<u32>,
     guesses: Guesses,
     /// What a drafting head guesses for the next step, and how its guesses went.
     drafted: Vec<u32>,
@@ -74,7 +78,7 @@ pub(super) struct Gain {
 
 impl<B: Backend> Answer<B> {
     pub fn new(queued: Queued) -> Self {
-        Self { writer: Writer::new(queued), sequence: None, before: None, begin: 0 }
+        Self { writer: Writer::new(queued), sequence: None, before: None, ahead: None, begin: 0 }
     }
 
     fn seen(&self) -> usize {
@@ -164,6 +168,7 @@ impl Writer {
             sampler,
             constraint,
             tokens,
+            ended_by: None,
             guesses: Guesses::default(),
             drafted: Vec::new(),
             trust: Trust::default(),
@@ -190,6 +195,11 @@ impl Writer {
 
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
+    }
+
+    /// The token at a place behind those that the model has seen, or what ended the answer there; any will do where nothing was chosen.
+    pub fn token_at(&self, place: usize) -> u32 {
+        self.tokens.get(place).copied().or(self.ended_by).unwrap_or(0)
     }
 
     /// Tokens of the answer so far.
@@ -224,6 +234,13 @@ impl Writer {
     fn most(&self, context: usize) -> usize {
         let left = self.job.max_tokens.map_or(usize::MAX, |most| most - self.written());
         (left - 1).min(context - self.tokens.len())
+    }
+
+    /// Whether another token will follow the one that is chosen next, unless that ends the answer, and the text does not repeat itself here
+    /// where that would be a reason to `guess`.
+    pub fn goes_on(&self, guess: bool, context: usize) -> bool {
+        let most = self.most(context);
+        most > 0 && (!guess || self.guesses.guess(&self.tokens, most).is_empty())
     }
 
     /// How many guesses of a drafting head the next step should check.
@@ -344,6 +361,7 @@ impl Writer {
         }
         let token = self.choose(row)?;
         if self.job.end_ids.contains(&token.id) {
+            self.ended_by = Some(token.id);
             return Ok(Some(Finish::End));
         }
         self.tokens.push(token.id);

@@ -170,6 +170,7 @@ impl<B: Backend> Loop<B> {
         let mut answer = self.running.remove(i);
         self.stats.finished += 1;
         self.stats.busy += answer.writer.age();
+        answer.conclude(self.engine.model());
         if let Some(sequence) = answer.sequence.take() {
             self.prefixes.put(&self.engine, sequence);
         }
@@ -186,8 +187,11 @@ impl<B: Backend> Loop<B> {
         self.running.iter().map(|answer| self.room(answer)).sum()
     }
 
-    /// Begins waiting jobs, the first come first, as long as there is room.
+    /// Begins waiting jobs, the first come first, as long as there is room. A step that is recorded comes first.
     fn admit(&mut self) {
+        if self.running.iter().any(Answer::is_ahead) {
+            return;
+        }
         while self.running.len() < self.slots
             && let Some(first) = self.waiting.front()
         {
@@ -319,7 +323,7 @@ impl<B: Backend> Loop<B> {
         let mut prompt_tokens = 0;
         for answer in &mut self.running {
             if answer.is_writing() {
-                answer.plan(b, answer.unseen(), guess, context)?;
+                answer.plan(b, answer.unseen(), guess && !answer.is_ahead(), context)?;
                 self.stats.guessed += answer.writer.planned().1 as u64;
                 continue;
             }
@@ -335,16 +339,32 @@ impl<B: Backend> Loop<B> {
     /// Runs the step; how it went for each answer, in their order, and the guesses that a drafting head has made for the next, if it
     /// was asked.
     fn run_step(&mut self) -> Result<(Gains, Option<usize>), Error> {
-        let Self { engine, running, logits: all, costs, .. } = self;
+        let Self { engine, waiting, running, speculate, logits: all, costs, .. } = self;
         let b = engine.model().backend();
         let context = engine.context();
         running.iter().filter_map(|answer| answer.writer.beside()).for_each(|task| b.beside(task));
-        let mut requests: Vec<_> = running.iter_mut().filter_map(Answer::request).collect();
-        let Stepped { logits, hidden } = match self.speculate && requests.len() <= FEW {
-            true => engine.model().step_with_hidden(&mut requests)?,
-            false => Stepped { logits: engine.model().step(&mut requests)?, hidden: None },
+        let recorded = match &mut running[..] {
+            [answer] => answer.start_ahead(engine.model())?,
+            _ => None,
         };
-        drop(requests);
+        let Stepped { logits, mut hidden } = match recorded {
+            Some(logits) => Stepped { logits: Some(logits), hidden: None },
+            None => {
+                let mut requests: Vec<_> = running.iter_mut().filter_map(Answer::request).collect();
+                match *speculate && requests.len() <= FEW {
+                    true => engine.model().step_with_hidden(&mut requests)?,
+                    false => Stepped { logits: engine.model().step(&mut requests)?, hidden: None },
+                }
+            }
+        };
+        let has_head = *speculate && engine.model().draft_shape(engine.cache()).is_some();
+        if let ([answer], true, true) = (&mut running[..], waiting.is_empty(), engine.model().records_ahead())
+            && (!has_head || answer.writer.is_without_head())
+            && answer.record_ahead(engine, *speculate)?
+        {
+            // There is nothing to guess for a step that is recorded.
+            hidden = None;
+        }
         let asking = || running.iter().filter(|answer| answer.rows() > 0);
         // As many of the largest as suffice for everybody, or all.
         let needed: Option<Vec<usize>> = asking().map(|answer| answer.writer.needed()).collect();
@@ -383,7 +403,10 @@ impl<B: Backend> Loop<B> {
             Ok(gain)
         };
         let gains: Vec<_> = running.iter_mut().zip(gains).map(finished).collect();
-        let drafted = hidden.map(|hidden| draft(engine, running, &gains, &hidden, costs)).transpose()?;
+        let drafted = match hidden {
+            Some(hidden) => Some(draft(engine, running, &gains, &hidden, costs)?),
+            None => has_head.then_some(0),
+        };
         Ok((gains, drafted))
     }
 

@@ -97,6 +97,11 @@ impl<B: Backend> Network<B> for Gemma<B> {
         };
         (0..self.config.first_shared).map(shape).collect()
     }
+
+    fn embeds_all(&self) -> bool {
+        let Config { per_layer, vocabulary, .. } = self.config;
+        per_layer.is_none_or(|(_, entries)| entries >= vocabulary)
+    }
 }
 
 pub(crate) fn load<B: Backend>(

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use backend::OperationTime;
 use engine::Engine;
-use models::{Logits, Request, State};
+use models::{Ahead, Logits, Request, State};
 use store::{Stats, Store};
 
 use crate::error::Error;
@@ -174,12 +174,32 @@ impl<B: Machine> Runner<'_, B> {
         Ok((steps, started.elapsed()))
     }
 
-    /// Runs the tokens of round `r` one at a time.
+    /// Runs the tokens of round `r` one at a time, as the engine does: where the machine records ahead, the next step is recorded before
+    /// the logits of this one are read.
     fn decode(&mut self, r: usize) -> Result<Duration, Error> {
-        let vocabulary = self.engine.model().summary().vocabulary;
+        let model = self.engine.model();
+        let vocabulary = model.summary().vocabulary;
         let started = Instant::now();
+        let mut ahead: Option<Ahead<B>> = None;
         for i in 0..self.work.decode {
-            self.step(&[decode_id(i, r, vocabulary)], Logits::Last)?;
+            if terminal::interrupted() {
+                return Err(Error::Interrupted);
+            }
+            let id = decode_id(i, r, vocabulary);
+            let logits = match ahead.take() {
+                Some(ahead) => Some(model.start(ahead, id)?),
+                None => model.step(&mut [Request {
+                    tokens: &[id],
+                    state: &mut self.state,
+                    logits: Logits::Last,
+                }])?,
+            };
+            if model.records_ahead() && i + 1 < self.work.decode {
+                ahead = Some(model.step_ahead(&mut self.state)?);
+            }
+            if let Some(logits) = logits {
+                black_box(model.backend().read_top(&logits, 1)?);
+            }
         }
         Ok(started.elapsed())
     }
