@@ -126,7 +126,7 @@ impl Device {
     fn open_adapter(adapter: Adapter, raw: &wgpu::Adapter, options: &Options) -> Result<Self> {
         let wanted = wgpu::Features::SUBGROUP | wgpu::Features::PIPELINE_CACHE;
         let clock = wgpu::Features::TIMESTAMP_QUERY | wgpu::Features::TIMESTAMP_QUERY_INSIDE_PASSES;
-        let wanted = if options.profile { wanted | clock } else { wanted };
+        let wanted = if options.profile || cfg!(test) { wanted | clock } else { wanted };
         let mut features = raw.features() & wanted;
         if options.defaults_only {
             features.remove(wgpu::Features::SUBGROUP);

@@ -55,9 +55,19 @@ impl Clock {
         record: impl FnOnce(&mut wgpu::ComputePass<'static>),
     ) {
         if self.names.is_empty() {
-            pass.write_timestamp(&self.set, 0);
+            self.begin(pass);
         }
         record(pass);
+        self.end(name, pass);
+    }
+
+    /// The moment from which the first time counts.
+    pub fn begin(&self, pass: &mut wgpu::ComputePass<'static>) {
+        pass.write_timestamp(&self.set, 0);
+    }
+
+    /// The moment at which something ends, and what follows begins.
+    pub fn end(&mut self, name: &'static str, pass: &mut wgpu::ComputePass<'static>) {
         self.names.push(name);
         pass.write_timestamp(&self.set, self.names.len() as u32);
     }

@@ -324,4 +324,22 @@ impl Recorder {
         self.device.used.fetch_sub(size, Ordering::Relaxed);
         Ok(staging)
     }
+
+    /// Seconds that the device takes for what `run` records, which must fit one submission.
+    #[cfg(test)]
+    pub fn device_seconds(&self, run: impl FnOnce()) -> f64 {
+        let mut clock = Clock::new(&self.device, 1).expect("a device with timestamps");
+        self.submit();
+        let mut state = self.state();
+        state.before = PER_SUBMISSION;
+        clock.begin(state.commands.pass(&self.device));
+        drop(state);
+        run();
+        let mut state = self.state();
+        clock.end("all", state.commands.pass(&self.device));
+        clock.resolve(state.commands.encoder(&self.device));
+        self.submit_state(&mut state);
+        clock.collect(&self.device);
+        clock.take().iter().map(|all| all.time.as_secs_f64()).sum()
+    }
 }

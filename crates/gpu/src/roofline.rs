@@ -5,32 +5,29 @@ use std::cell::RefCell;
 use std::time::Instant;
 
 use ::backend::{
-    Activation, Attention, Backend, Batch, CacheFloat, GdnShape, GdnWeights, KvShape, Mask, MoeWeights, Norm,
-    Routing, Shape,
+    Activation, Attention, Backend, Batch, CacheFloat, Factor, GdnShape, GdnWeights, KvShape, Mask,
+    MoeWeights, Norm, Routing, Shape,
 };
 use checkpoint::{Bytes, Float, Weight};
 
-use crate::ops::folded;
 use crate::ops::rounded::{Besides, Prepared};
 use crate::recorder::Copy;
 use crate::shader::{Variant, kernels};
 use crate::{Choice, Gpu, Options, Tensor};
 
-/// Seconds that one of `n` runs takes, the best of five rounds.
+/// Seconds of the device's time that one of `n` runs takes, in the middle of 15 rounds, each of them one submission. The host's time does not
+/// count, and neither do the device's first moments, in which its clock is slow.
 fn seconds(gpu: &Gpu, n: usize, run: impl Fn(usize)) -> f64 {
-    let wait = || {
-        gpu.recorder.submit();
-        gpu.device.wgpu.poll(wgpu::PollType::wait_indefinitely()).unwrap();
-    };
-    (0..n).for_each(&run);
-    wait();
-    let round = |_| {
-        let started = Instant::now();
-        (0..n).for_each(&run);
-        wait();
-        started.elapsed().as_secs_f64() / n as f64
-    };
-    (0..5).map(round).fold(f64::INFINITY, f64::min)
+    let round = || gpu.recorder.device_seconds(|| (0..n).for_each(&run)) / n as f64;
+    let started = Instant::now();
+    round();
+    while !gpu.adapter().software && started.elapsed().as_secs_f64() < 0.6 {
+        round();
+    }
+    let rounds = if gpu.adapter().software { 1 } else { 15 };
+    let mut times: Vec<f64> = (0..rounds).map(|_| round()).collect();
+    times.sort_by(f64::total_cmp);
+    times[rounds / 2]
 }
 
 fn weight(count: usize, rows: usize, cols: usize) -> Weight {
@@ -58,13 +55,13 @@ fn roofline() {
     let software = gpu.adapter().software;
     let size: u64 = if software { 64 << 20 } else { 1 << 30 };
     let (a, b) = (gpu.pool.fresh("copy", size).unwrap(), gpu.pool.fresh("copy", size).unwrap());
-    let copy = seconds(&gpu, 10, |_| gpu.recorder.copy(&a, &b, &[Copy { from: 0, to: 0, len: size }]));
+    let copy = seconds(&gpu, 5, |_| gpu.recorder.copy(&a, &b, &[Copy { from: 0, to: 0, len: size }]));
     println!("copy: {:.0} GB/s", 2.0 * size as f64 / copy / 1e9);
     drop((a, b));
 
     let small = gpu.upload(1, 64, &[1.0; 64]).unwrap();
     let outputs = [gpu.upload(1, 64, &[1.0; 64]).unwrap(), gpu.upload(1, 64, &[1.0; 64]).unwrap()];
-    let empty = seconds(&gpu, 1000, |i| {
+    let empty = seconds(&gpu, 200, |i| {
         let (x, y) = (&outputs[i % 2], &outputs[(i + 1) % 2]);
         let variant = Variant::new(&kernels::SIGMOID_GATE, 128);
         gpu.run_each(&variant, &[x.buffer(), small.buffer(), y.buffer()], &[64], 64);
@@ -86,6 +83,7 @@ fn roofline() {
 
     products(&gpu, software);
     experts(&gpu, software);
+    norms(&gpu);
     mixers(&gpu, software);
     prompts(&gpu, software);
     gpu.device.check().unwrap();
@@ -97,96 +95,121 @@ fn copies(bytes: f64, software: bool) -> usize {
 }
 
 fn told(what: &str, bytes: f64, time: f64) {
-    println!("{what}: {:.1} us, {:.0} GB/s", time * 1e6, bytes / time / 1e9);
+    let (us, wanted) = (time * 1e6, bytes / 4.3e6 + 6.0);
+    println!(
+        "{what}: {us:.1} us, {:.0} GB/s; its bytes at 4.3 TB/s plus 6 us: {wanted:.1}",
+        bytes / time / 1e9
+    );
 }
 
-/// One token's products, as they are made and with other shares of rows.
+/// One token's products, as three models make them.
 fn products(gpu: &Gpu, software: bool) {
-    let shapes: &[(usize, usize)] = if software {
-        &[(1024, 2048)]
-    } else {
-        &[
-            (2048, 512),
-            (1024, 2048),
-            (2048, 4096),
-            (8192, 2048),
-            (12416, 2048),
-            (32768, 2048),
-            (248_320, 2048),
-        ]
-    };
-    for &(rows, cols) in shapes {
+    let shapes: &[(&str, usize, usize, Kind)] = &[
+        ("qwen, into Gated DeltaNet", 12_416, 2048, Kind::Norm),
+        ("qwen, out of it", 2048, 4096, Kind::GatedNorm),
+        ("qwen, into attention", 9216, 2048, Kind::Norm),
+        ("qwen, out of it", 2048, 4096, Kind::Plain),
+        ("qwen, router", 257, 2048, Kind::Norm),
+        ("qwen, head", 248_320, 2048, Kind::Norm),
+        ("gemma, into attention", 8192, 2816, Kind::Norm),
+        ("gemma, out of it", 2816, 4096, Kind::Plain),
+        ("gemma, out of global attention", 2816, 8192, Kind::Plain),
+        ("gemma, gate and up", 4224, 2816, Kind::Glu),
+        ("gemma, down", 2816, 2112, Kind::Plain),
+        ("gemma, router", 128, 2816, Kind::Norm),
+        ("gemma, head", 262_144, 2816, Kind::Norm),
+        ("deepseek-mini, down to latents", 2112, 2048, Kind::Norm),
+        ("deepseek-mini, queries", 6144, 1536, Kind::Norm),
+        ("deepseek-mini, head", 129_280, 2048, Kind::Norm),
+    ];
+    for &(name, rows, cols, kind) in shapes {
+        if software && rows > 300 {
+            continue;
+        }
         let weight = weight(1, rows, cols);
         let bytes = (rows * cols) as f64 * 4.5 / 8.0;
         let copies = copies(bytes, software);
         let matrices: Vec<_> = (0..copies).map(|_| gpu.matrix(&weight).unwrap()).collect();
         let values: Vec<f32> = (0..cols).map(|i| (i as f32 * 0.7).sin()).collect();
         let x = gpu.upload(1, cols, &values).unwrap();
+        let head = gpu.upload(1, 128, &values[..128]).unwrap();
         gpu.recorder.submit();
         let norm = Norm { w: &x, eps: 1e-6 };
-        let name = format!("matvec 4 bits [{rows}, {cols}]");
-        for (input, what) in [(Prepared::Plain(&x), "plain"), (Prepared::Norm(&x, norm), "norm")] {
-            let time = seconds(gpu, 100, |i| {
-                let stack = &matrices[i % copies].stack;
-                gpu.rounded_product(&input, stack, 0..rows, &Besides::default()).unwrap();
-            });
-            told(&format!("{name}, {what}"), bytes, time);
-        }
-        let [lanes, steps] = Gpu::team(cols / 32);
-        let y = gpu.tensor(1, rows).unwrap();
-        for each in [1, 2, 4] {
-            for blocks in [1, 2, 4] {
-                let variant = Variant::new(&kernels::MATVEC_ROUNDED, 256)
-                    .format(matrices[0].stack.format)
-                    .with("LANES", lanes as u32)
-                    .with("STEPS", steps as u32)
-                    .with("ROWS", each)
-                    .with("INPUT", 1)
-                    .with("GATED", 0)
-                    .with("ACTIVATION", 0);
-                let groups = rows.div_ceil(256 / lanes * (each * blocks) as usize);
-                if groups < 64 {
-                    continue;
-                }
-                let time = seconds(gpu, 100, |i| {
-                    let stack = &matrices[i % copies].stack;
-                    let (part, x) = (&stack.parts[0], x.buffer());
-                    let buffers = [&part.codes, &part.scales, x, x, x, x, x, y.buffer()];
-                    let rest = [rows as u32, 0, 0, 0, 0, 0, blocks, 1e-6f32.to_bits(), cols as u32];
-                    let numbers: Vec<u32> = stack.numbers().into_iter().chain(rest).collect();
-                    gpu.run(&variant, &buffers, &numbers, folded(groups));
-                });
-                told(&format!("{name}, norm, {each} rows, {blocks} blocks"), bytes, time);
-            }
-        }
+        let input = match kind {
+            Kind::Plain => Prepared::Plain(&x),
+            Kind::Norm | Kind::Glu => Prepared::Norm(&x, norm),
+            Kind::GatedNorm => Prepared::GatedNorm([&x, &x], Norm { w: &head, eps: 1e-6 }),
+        };
+        let glu = matches!(kind, Kind::Glu).then_some(Activation::Silu);
+        let time = seconds(gpu, 100, |i| {
+            let besides = Besides { glu, ..Besides::default() };
+            gpu.rounded_product(&input, &matrices[i % copies].stack, 0..rows, &besides).unwrap();
+        });
+        told(&format!("{name}, [{rows}, {cols}]"), bytes, time);
     }
+}
+
+/// What a product's input is made of, or its results.
+#[derive(Clone, Copy)]
+enum Kind {
+    Plain,
+    Norm,
+    GatedNorm,
+    Glu,
 }
 
 /// A layer of experts of one token, in turn for several tokens, so that no expert is still in a cache.
 fn experts(gpu: &Gpu, software: bool) {
-    let (count, hidden, width, top_k) = if software { (32, 256, 64, 4) } else { (256, 2048, 512, 8) };
-    let [up, down] = [weight(count, width, hidden), weight(count, hidden, width)];
-    let weights = MoeWeights {
-        router: gpu.matrix(&weight(1, count, hidden)).unwrap(),
-        router_norm: None,
-        shared_gate: None,
-        routing: Routing::Softmax { top_k, renormalise: true },
-        experts: gpu.expert_weights([&up, &up, &down], None).unwrap(),
-        activation: Activation::Silu,
-    };
-    let values = |seed: usize, n: usize| -> Vec<f32> {
-        (0..n).map(|i| ((i * i + seed * 7919) as f32 * 0.7).sin()).collect()
-    };
-    let h = gpu.upload(1, hidden, &values(0, hidden)).unwrap();
-    let logits: Vec<_> = (1..32).map(|seed| gpu.upload(1, count, &values(seed, count)).unwrap()).collect();
-    let norm = Norm { w: &h, eps: 1e-6 };
+    // Experts, hidden, width, of a token.
+    let shapes = [
+        ("qwen", 256, 2048, 512, 8),
+        ("gemma", 128, 2816, 704, 8),
+        ("deepseek-mini", 64, 2048, 1024, 8),
+        ("small", 32, 256, 64, 4),
+    ];
+    for (name, count, hidden, width, top_k) in shapes {
+        if software != (name == "small") {
+            continue;
+        }
+        let [up, down] = [weight(count, width, hidden), weight(count, hidden, width)];
+        let weights = MoeWeights {
+            router: gpu.matrix(&weight(1, count, hidden)).unwrap(),
+            router_norm: None,
+            shared_gate: None,
+            routing: Routing::Softmax { top_k, renormalise: true },
+            experts: gpu.expert_weights([&up, &up, &down], None).unwrap(),
+            activation: Activation::Silu,
+        };
+        let values = |seed: usize, n: usize| -> Vec<f32> {
+            (0..n).map(|i| ((i * i + seed * 7919) as f32 * 0.7).sin()).collect()
+        };
+        let h = gpu.upload(1, hidden, &values(0, hidden)).unwrap();
+        let logits: Vec<_> =
+            (1..32).map(|seed| gpu.upload(1, count, &values(seed, count)).unwrap()).collect();
+        let norm = Norm { w: &h, eps: 1e-6 };
+        gpu.recorder.submit();
+        let bytes = (top_k * 3 * hidden * width) as f64 * 4.5 / 8.0;
+        let time = seconds(gpu, 100, |i| {
+            let logits = &logits[i % logits.len()];
+            gpu.experts_step(&h, norm, logits, &weights, true).unwrap();
+        });
+        told(&format!("{name}, {top_k} experts of {count}, two dispatches"), bytes, time);
+    }
+}
+
+/// Norms of one token that are dispatches of their own.
+fn norms(gpu: &Gpu) {
+    let width = 2816;
+    let values: Vec<f32> = (0..width).map(|i| (i as f32 * 0.7).sin()).collect();
+    let [r, a, b, w] = [(); 4].map(|()| gpu.upload(1, width, &values).unwrap());
     gpu.recorder.submit();
-    let bytes = (top_k * 3 * hidden * width) as f64 * 4.5 / 8.0;
-    let time = seconds(gpu, 100, |i| {
-        let logits = &logits[i % logits.len()];
-        gpu.experts_step(&h, norm, logits, &weights, true).unwrap();
+    let one = seconds(gpu, 100, |_| {
+        gpu.norm_add_of([&r, &a, &w], 1e-6, &Factor::One).unwrap();
     });
-    told(&format!("{top_k} experts of {count}, [{width}, {hidden}], two dispatches"), bytes, time);
+    let three = seconds(gpu, 100, |_| {
+        gpu.combine_norm_add_of([&r, &a, &b], [&w, &w, &w], 1e-6, 0.5).unwrap();
+    });
+    println!("gemma, a norm and a sum: {:.1} us; three norms and a sum: {:.1} us", one * 1e6, three * 1e6);
 }
 
 /// What mixes tokens in one layer, for one token: Gated DeltaNet, and attention over some contexts.
