@@ -2,8 +2,8 @@
 //!
 //! A step is a batch: the next token of every answer that is being written, some tokens that are guessed, and as much of new
 //! prompts as keeps the others from waiting long. `run` is the loop, `answer` one job on its way, `prefix` what finished
-//! sequences leave for later prompts. `ahead` has the next step ready before its token is known. `guess` finds repetitions, `draft` asks a model's own head for guesses, and `costs` whether
-//! these are worth it.
+//! sequences leave for later prompts. `ahead` has a step ready before its token is known. `guess` finds repetitions, `draft` asks a
+//! model's own head for guesses, and `costs` whether these are worth it.
 
 mod ahead;
 mod answer;
