@@ -24,8 +24,11 @@ unsafe impl Number for half::f16 {}
 // SAFETY: as above.
 unsafe impl Number for i16 {}
 
-/// From so many bytes on memory comes from the system in large pages, where it has them: states and long caches are read from
-/// end to end for every token.
+/// From so many bytes on memory comes from the system and goes back there: a server keeps and gives up caches of every length, and between
+/// them an allocator would keep ever more that fits nobody.
+const PAGES: usize = 64 << 10;
+
+/// From so many on in large pages, where the system has them: states and long caches are read from end to end for every token.
 const LARGE: usize = 2 << 20;
 
 /// Where the numbers are.
@@ -37,8 +40,13 @@ enum Memory {
 impl Memory {
     /// Zeros.
     fn zeros(bytes: usize) -> io::Result<Self> {
+        let lines = || Memory::Lines(vec![Line([0; 64]); bytes.div_ceil(64)]);
+        if bytes < PAGES {
+            return Ok(lines());
+        }
         if bytes < LARGE {
-            return Ok(Memory::Lines(vec![Line([0; 64]); bytes.div_ceil(64)]));
+            // A system has only so many mappings, 65,530 by default on Linux.
+            return Ok(MmapMut::map_anon(bytes).map_or_else(|_| lines(), Memory::Pages));
         }
         let pages = MmapMut::map_anon(bytes.next_multiple_of(LARGE))?;
         // A refusal changes nothing but the speed.
@@ -142,7 +150,9 @@ mod tests {
                 .all(|(i, v)| *v == if i < 5 { half::f16::ONE } else { half::f16::ZERO })
         );
         assert_eq!(*Aligned::<f32>::zeros(3), [0.0; 3]);
-        // Into large pages.
+        // Into pages, and into large ones.
+        values.grow(PAGES, 0).unwrap();
+        assert!(values[..5].iter().all(|v| *v == half::f16::ONE) && values.len() == PAGES);
         values.grow(LARGE, 0).unwrap();
         assert!(
             values[..5].iter().all(|v| *v == half::f16::ONE) && values[5..].iter().all(|v| v.to_bits() == 0)

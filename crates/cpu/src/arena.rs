@@ -15,9 +15,10 @@ struct Lists {
     free: Vec<Vec<Aligned<f32>>>,
     /// Values of all free buffers.
     free_values: usize,
-    /// Values of all buffers in use.
+    /// Values of all buffers in use, but for those that states keep: a server keeps gigabytes of these, and what is free must not be
+    /// measured by them.
     used_values: usize,
-    /// The most that have been in use at once: little more than that is ever kept.
+    /// The most that have been in use at once: little more than that is ever free.
     most_values: usize,
 }
 
@@ -54,47 +55,67 @@ impl Arena {
 
     /// A buffer of `len` values that nobody has set: what is in them is left over from earlier use.
     pub fn take(self: &Arc<Self>, len: usize) -> Buffer {
-        self.take_within(len, LARGER)
+        self.take_for(len, Use::Passing)
     }
 
-    /// A buffer whose memory is at most so many classes larger than needed.
-    fn take_within(self: &Arc<Self>, len: usize, classes: usize) -> Buffer {
-        let found = self.lists().take(size_for(len), classes);
+    fn take_for(self: &Arc<Self>, len: usize, purpose: Use) -> Buffer {
+        let found = self.lists().take(size_for(len), purpose);
         let mut values = found.unwrap_or_else(|| Aligned::zeros(size_for(len)));
         if cfg!(debug_assertions) {
             // What is read before it is written must show in tests.
             values.fill(f32::NAN);
         }
-        Buffer { values, len, arena: self.clone() }
+        Buffer { values, len, purpose, arena: self.clone() }
     }
 
     /// A buffer with these values, for keeping: no larger than needed.
     pub fn copy(self: &Arc<Self>, values: &[f32]) -> Buffer {
-        let mut buffer = self.take_within(values.len(), 0);
+        let mut buffer = self.take_for(values.len(), Use::Keeping);
         buffer.copy_from_slice(values);
         buffer
     }
 
     /// A buffer of zeros, for keeping.
     pub fn zeros(self: &Arc<Self>, len: usize) -> Buffer {
-        let mut buffer = self.take_within(len, 0);
+        let mut buffer = self.take_for(len, Use::Keeping);
         buffer.fill(0.0);
         buffer
     }
 }
 
 impl Lists {
-    /// A free buffer of this size, or up to so many classes larger; counts it, or the one that has to be made, as used.
-    fn take(&mut self, size: usize, classes: usize) -> Option<Aligned<f32>> {
+    /// A free buffer of this size, or one that is larger; counts it, or the one that has to be made, as used.
+    fn take(&mut self, size: usize, purpose: Use) -> Option<Aligned<f32>> {
+        let classes = match purpose {
+            Use::Passing => LARGER,
+            Use::Keeping => 0,
+        };
         let found = self.free.iter_mut().skip(class_of(size)).take(1 + classes).find_map(Vec::pop);
         let found_size = found.as_ref().map_or(size, |values| values.len());
-        self.used_values += found_size;
-        self.most_values = self.most_values.max(self.used_values);
+        if purpose == Use::Passing {
+            self.used_values += found_size;
+            self.most_values = self.most_values.max(self.used_values);
+        }
         match found {
             Some(_) => self.free_values -= found_size,
             None => self.shrink(),
         }
         found
+    }
+
+    /// Takes back a buffer.
+    fn put(&mut self, values: Aligned<f32>, purpose: Use) {
+        let size = values.len();
+        self.free_values += size;
+        let class = class_of(size);
+        if self.free.len() <= class {
+            self.free.resize_with(class + 1, Vec::new);
+        }
+        self.free[class].push(values);
+        match purpose {
+            Use::Passing => self.used_values -= size,
+            Use::Keeping => self.shrink(),
+        }
     }
 
     /// Values that may be free and in use together.
@@ -111,10 +132,20 @@ impl Lists {
     }
 }
 
+/// What a buffer is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Use {
+    /// Activations, for as long as an operation or a few.
+    Passing,
+    /// States: no larger than needed.
+    Keeping,
+}
+
 /// Values that return to their arena when dropped.
 pub(crate) struct Buffer {
     values: Aligned<f32>,
     len: usize,
+    purpose: Use,
     arena: Arc<Arena>,
 }
 
@@ -142,15 +173,7 @@ impl DerefMut for Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         let values = std::mem::replace(&mut self.values, Aligned::new());
-        let size = values.len();
-        let mut lists = self.arena.lists();
-        lists.used_values -= size;
-        lists.free_values += size;
-        let class = class_of(size);
-        if lists.free.len() <= class {
-            lists.free.resize_with(class + 1, Vec::new);
-        }
-        lists.free[class].push(values);
+        self.arena.lists().put(values, self.purpose);
     }
 }
 
@@ -215,5 +238,21 @@ mod tests {
         assert_eq!(lists.most_values, size_for(4_900_000));
         assert!(lists.free_values <= lists.limit(), "{} of {}", lists.free_values, lists.limit());
         assert_eq!(lists.free_values, lists.free.iter().flatten().map(|values| values.len()).sum::<usize>());
+    }
+
+    #[test]
+    fn what_states_keep_does_not_count_as_in_use() {
+        let arena = Arc::new(Arena::default());
+        let states: Vec<Buffer> = (0..100).map(|_| arena.zeros(100_000)).collect();
+        for i in 1..50 {
+            drop(arena.take(i * 10_000));
+        }
+        let lists = arena.lists();
+        assert_eq!((lists.used_values, lists.most_values), (0, size_for(490_000)));
+        assert!(lists.free_values <= lists.limit());
+        drop(lists);
+        drop(states);
+        let lists = arena.lists();
+        assert!(lists.free_values <= lists.limit(), "{} of {}", lists.free_values, lists.limit());
     }
 }
