@@ -99,6 +99,8 @@ pub(crate) struct Device {
     pub subgroup: u32,
     /// Most bytes of one binding.
     pub largest_binding: u64,
+    /// Most threads that a workgroup is given.
+    pub most_threads: u32,
     /// Most bytes of weights in one buffer.
     pub largest_part: u64,
     /// Bytes of memory that the adapter has of its own, where that can be known.
@@ -126,7 +128,7 @@ impl Device {
     fn open_adapter(adapter: Adapter, raw: &wgpu::Adapter, options: &Options) -> Result<Self> {
         let wanted = wgpu::Features::SUBGROUP | wgpu::Features::PIPELINE_CACHE;
         let clock = wgpu::Features::TIMESTAMP_QUERY | wgpu::Features::TIMESTAMP_QUERY_INSIDE_PASSES;
-        let wanted = if options.profile || cfg!(test) { wanted | clock } else { wanted };
+        let wanted = if options.profile { wanted | clock } else { wanted };
         let mut features = raw.features() & wanted;
         if options.defaults_only {
             features.remove(wgpu::Features::SUBGROUP);
@@ -139,6 +141,11 @@ impl Device {
         let experimental = unsafe { wgpu::ExperimentalFeatures::enabled() };
         // What the adapter allows: kernels keep to wgpu's defaults, but buffers of weights profit from all there is.
         let limits = raw.limits();
+        // On Metal a kernel may get fewer than the device has, which nobody has tried: wgpu's default.
+        let most_threads = match raw.get_info().backend {
+            wgpu::Backend::Metal => wgpu::Limits::default().max_compute_invocations_per_workgroup,
+            _ => limits.max_compute_invocations_per_workgroup,
+        };
         let largest_binding = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size) / 16 * 16;
         let largest_part = options.largest_part.map_or(largest_binding, |most| most.min(largest_binding));
         let descriptor = wgpu::DeviceDescriptor {
@@ -184,6 +191,7 @@ impl Device {
             rounds: options.numerics == Numerics::Fast,
             subgroup,
             largest_binding,
+            most_threads,
             largest_part,
             used: AtomicU64::new(0),
             stale: AtomicBool::new(false),

@@ -50,7 +50,7 @@ fn weight(count: usize, rows: usize, cols: usize) -> Weight {
 #[test]
 #[ignore = "a measurement"]
 fn roofline() {
-    let gpu = Gpu::new(&Options { adapter: Choice::Any, ..Options::default() }).unwrap();
+    let gpu = Gpu::new(&Options { adapter: Choice::Any, profile: true, ..Options::default() }).unwrap();
     println!("{}", gpu.description());
     let software = gpu.adapter().software;
     let size: u64 = if software { 64 << 20 } else { 1 << 30 };

@@ -23,10 +23,9 @@ impl Gpu {
     /// A kernel with threads that suit slices of `width` values, one per workgroup: a few long ones must come quickly, of many, many are at
     /// work at once.
     pub(crate) fn by_row(&self, kernel: &'static Kernel, width: usize, count: usize) -> Variant {
-        let most = self.device.wgpu.limits().max_compute_invocations_per_workgroup;
         let threads = match width {
             ..=256 => 64,
-            1025.. if count <= FEW && most >= 1024 => 1024,
+            1025.. if count <= FEW && self.device.most_threads >= 1024 => 1024,
             _ => 256,
         };
         Variant::new(kernel, threads)
