@@ -8,7 +8,7 @@ use crate::device::Device;
 use crate::pool::{Buffer, Shelf};
 
 /// Dispatches of the first submission after a wait, when the device has nothing to do, and of any.
-pub(crate) const FIRST_SUBMISSION: usize = 8;
+pub(crate) const FIRST_SUBMISSION: usize = 16;
 pub(crate) const PER_SUBMISSION: usize = 512;
 
 /// What goes into one submission.

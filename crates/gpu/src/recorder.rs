@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
 
 use ::backend::{Error, OperationTime, Result};
 
@@ -20,6 +21,9 @@ use crate::upload::Gate;
 
 /// Largest buffer for reading back that is kept for the next time.
 const KEPT_BYTES: u64 = 8 << 20;
+
+/// How long a read waits wide awake, which is longer than a token takes.
+const SOON: Duration = Duration::from_millis(20);
 
 /// Bind groups that are remembered: more than a token needs, however many layers.
 const MOST_GROUPS: usize = 8192;
@@ -290,12 +294,29 @@ impl Recorder {
             // The receiver lives until the result has come.
             let _ = sender.send(result);
         });
-        // Also where a lost device says so.
-        let waited = self.device.wgpu.poll(wgpu::PollType::wait_indefinitely());
-        self.device.check()?;
         let broken = |why: String| Error::Device(format!("{}: {why}", self.device.adapter.name));
-        waited.map_err(|e| broken(e.to_string()))?;
-        receiver.recv().map_err(|e| broken(e.to_string()))?.map_err(|e| broken(e.to_string()))?;
+        // A device that is soon ready is looked at again and again: it would wait while this thread is woken.
+        let until = Instant::now() + if self.device.adapter.software { Duration::ZERO } else { SOON };
+        let mut mapped = None;
+        while mapped.is_none() && Instant::now() < until {
+            let looked = self.device.wgpu.poll(wgpu::PollType::Poll);
+            mapped = receiver.try_recv().ok();
+            if looked.is_err() {
+                break;
+            }
+        }
+        let mapped = match mapped {
+            Some(mapped) => mapped,
+            None => {
+                // Also where a lost device says so.
+                let waited = self.device.wgpu.poll(wgpu::PollType::wait_indefinitely());
+                self.device.check()?;
+                waited.map_err(|e| broken(e.to_string()))?;
+                receiver.recv().map_err(|e| broken(e.to_string()))?
+            }
+        };
+        self.device.check()?;
+        mapped.map_err(|e| broken(e.to_string()))?;
         let view = staging.get_mapped_range(..).map_err(|e| broken(e.to_string()))?;
         let mut from = 0;
         let bytes = wanted.map(|(_, len)| {
@@ -331,6 +352,8 @@ impl Recorder {
         let mut clock = Clock::new(&self.device, 1).expect("a device with timestamps");
         self.submit();
         let mut state = self.state();
+        // Not each dispatch on its own.
+        state.clock = None;
         state.before = PER_SUBMISSION;
         clock.begin(state.commands.pass(&self.device));
         drop(state);
