@@ -108,7 +108,7 @@ pub(crate) mod kernels {
             "WORDS" in [1, 2, 4], "QUERY_QUADS" in [512];
         ATTENTION_MERGE = "attention_merge", [], 2 => 1, [128];
         ATTENTION_STEP = "attention_step", [Lanes, Store, Fours], 5 => 1, [256], "LANES" in [8], "HALF" in [0, 1],
-            "ROWS" in [1, 2, 4, 8], "QUERY_QUADS" in [640];
+            "ROWS" in [1, 2, 4, 8], "KEY_STEPS" in [1, 2, 4, 8, 9, 16, 18], "QUERY_QUADS" in [640];
         ATTENTION_TILES = "attention_tiles", [Seen], 4 => 1, [256], "SLICES" in [1, 2, 4, 8], "MATRICES" in [1];
         COMBINE = "combine", [], 4 => 1, [128];
         COMBINE_NORM = "combine_norm", [Sum, Rms], 4 => 1, [64, 256, 1024];
@@ -121,10 +121,11 @@ pub(crate) mod kernels {
         EXPERT_TILES = "expert_tiles", [], 1 => 1, [256];
         EXPERTS_DOWN = "experts_down", [Codes, Input, Totals], 5 => 1, [128], "ROWS" in [4],
             "ALIGNED" in [0, 1];
-        EXPERTS_DOWN_ROUNDED = "experts_down_rounded", [Lanes, Quads, WholeCodes, Rounded], 5 => 1, [256], "LANES" in [32],
-            "STEPS" in [2, 3, 4, 5], "ROWS" in [1];
+        EXPERTS_DOWN_ROUNDED = "experts_down_rounded", [WholeCodes, Totals], 5 => 1,
+            [32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 512], "ROWS" in [4, 8], "LONG" in [0, 1];
         EXPERTS_UP_ROUNDED = "experts_up_rounded", [Lanes, Quads, WholeCodes, Rounded, Order, Choose, Sum, Rms, Activation],
-            6 => 2, [256], "LANES" in [32], "STEPS" in [2, 3, 4], "ROWS" in [4], "ACTIVATION" in [0, 1];
+            6 => 2, [256, 512], "LANES" in [32], "STEPS" in [2, 3, 4], "ROWS" in [2, 4], "KEYS" in [2, 4, 8, 16], "LONG" in [0, 1],
+            "ACTIVATION" in [0, 1];
         EXPERTS_TILED = "experts_tiled", [Codes, Input, Tile, Activation], 6 => 1, [256], "SHARE" in [1, 2, 4, 8],
             "MATRICES" in [0, 1],
             "ACTIVATION" in [0, 1], "GATED" in [0, 1], "ALIGNED" in [0, 1];
@@ -137,21 +138,21 @@ pub(crate) mod kernels {
         GDN_GATES = "gdn_gates", [Gates], 4 => 2, [128];
         GDN_QK_NORM = "gdn_qk_norm", [Sum], 1 => 1, [64, 256, 1024];
         GDN_SCAN = "gdn_scan", [Delta, Chunk], 2 => 2, [128];
-        GDN_STEP = "gdn_step", [Lanes, Gates], 5 => 3, [128], "LANES" in [16], "QUADS" in [1, 2];
+        GDN_STEP = "gdn_step", [Lanes, Gates], 5 => 3, [128], "LANES" in [16], "QUADS" in [1, 2], "TAPS" in [1, 2, 3, 4];
         GLU = "glu", [Activation], 2 => 1, [128], "ACTIVATION" in [0, 1];
         HALVES = "halves", [], 2 => 2, [256], "MATRICES" in [1];
         HEAD_TILES = "head_tiles", [], 0 => 2, [128];
         HEADS = "heads", [Codes, Input, Totals], 3 => 1, [64], "ROWS" in [4], "ALIGNED" in [0, 1];
-        HEADS_STEP = "heads_step", [Store, Sum, Rms], 4 => 3, [128], "HALF" in [0, 1];
+        HEADS_STEP = "heads_step", [Store, Sum, Rms], 4 => 3, [128], "HALF" in [0, 1], "EACH" in [1, 2, 4, 8];
         HEADS_TURNED = "heads_turned", [Codes], 3 => 1, [64];
         LATENT_STEP = "latent_step", [Store, Sum, Rms], 4 => 3, [128], "HALF" in [0, 1];
         MATMUL = "matmul", [Linear, Codes, Input, Tile], 6 => 1, [256], "SHARE" in [1, 2, 4, 8], "MATRICES" in [0, 1],
             "ALIGNED" in [0, 1];
         MATVEC = "matvec", [Linear, Codes, Input, Totals], 5 => 1, [32, 128, 256], "ROWS" in [4], "TOKENS" in [1, 2, 4, 8],
             "ALIGNED" in [0, 1];
-        MATVEC_ROUNDED = "matvec_rounded", [Lanes, Quads, WholeCodes, Rounded, Sum, Rms, Activation], 7 => 1, [256],
-            "LANES" in [8, 32], "STEPS" in [1, 2, 3, 4], "ROWS" in [1, 2, 4], "INPUT" in [0, 1, 2], "GATED" in [0, 1],
-            "ACTIVATION" in [0, 1];
+        MATVEC_ROUNDED = "matvec_rounded", [Lanes, Quads, WholeCodes, Rounded, Sum, Rms, Activation], 7 => 1, [256, 512],
+            "LANES" in [8, 32], "STEPS" in [1, 2, 3, 4], "ROWS" in [1, 2, 4], "INPUT" in [0, 1, 2], "LONG" in [0, 1],
+            "GATED" in [0, 1], "ACTIVATION" in [0, 1];
         NORM_ADD = "norm_add", [Residual, Sum, Rms], 4 => 1, [64, 256, 1024];
         PART_OF_HEADS = "part_of_heads", [], 1 => 1, [128];
         RMS_NORM = "rms_norm", [Sum, Rms], 2 => 1, [64, 256, 1024];
@@ -266,7 +267,8 @@ impl Variant {
                     .flat_map(|format| whole_codes(*format))
                     .for_each(|piece| text.push_str(piece)),
                 Rounded => text.push_str(piece!("pieces/rounded")),
-                Choose => text.push_str(piece!("pieces/choose")),
+                Choose if subgroup >= 32 => text.push_str(piece!("pieces/choose_subgroup")),
+                Choose => text.push_str(piece!("pieces/choose_shared")),
                 // Tiles of matrices have their own.
                 Input if self.matrices() => {}
                 Input if self.constant("ALIGNED") == Some(1) => text.push_str(piece!("pieces/input_aligned")),

@@ -30,10 +30,14 @@ const STEP_CHUNK: usize = 32;
 const STEP_QUADS: usize = 640;
 const STEP_BUSY: usize = 256;
 
+/// Fours of words that a thread has of a key.
+const KEY_STEPS: [usize; 7] = [1, 2, 4, 8, 9, 16, 18];
+
 /// Channels of a workgroup that puts splits together.
 const MERGED_CHANNELS: usize = 32;
 
-/// Widest head of a single token whose norm and rotation are one dispatch.
+/// Threads that norm and turn a head of a single token, and its widest.
+const HEAD_THREADS: usize = 128;
 const WIDEST_HEAD: usize = 1024;
 
 /// The same on matrix units: query rows of a workgroup, which takes as many positions and channels at a time, and the most channels of a
@@ -277,9 +281,9 @@ impl Gpu {
         let quads = key_words * values_in_word / 4;
         let group = spec.heads / key_heads;
         let rows = [8, 4, 2].into_iter().find(|r| r * quads <= STEP_QUADS && *r < 2 * group).unwrap_or(1);
-        if !key_words.is_multiple_of(4) || !value_stride.is_multiple_of(4) || rows * quads > STEP_QUADS {
-            return Ok(false);
-        }
+        let steps = KEY_STEPS.into_iter().find(|steps| key_words.div_ceil(4) <= steps * STEP_LANES);
+        let whole = [key_words, value_stride, width, width_more].iter().all(|n| n.is_multiple_of(4));
+        let (Some(steps), true) = (steps, whole && rows * quads <= STEP_QUADS) else { return Ok(false) };
         let value_fours = value_words.div_ceil(4);
         let chunks = value_fours.div_ceil(STEP_THREADS / rows);
         let blocks = group.div_ceil(rows);
@@ -316,6 +320,7 @@ impl Gpu {
             .with("LANES", STEP_LANES as u32)
             .with("HALF", half(cache.shape.float))
             .with("ROWS", rows as u32)
+            .with("KEY_STEPS", steps as u32)
             .with("QUERY_QUADS", STEP_QUADS as u32);
         let grid = [blocks as u32, key_heads as u32, (splits * chunks) as u32];
         let gates = gate.map_or(*q, |gate| gate.x).buffer();
@@ -352,7 +357,10 @@ impl Gpu {
         let stride = q.shape().cols / spec.heads;
         let turned = self.tensor(1, spec.heads * key_dim)?;
         let (angles, first_angle) = self.angles_of(rope, batch)?;
-        let variant = Variant::new(&kernels::HEADS_STEP, 128).with("HALF", half(float));
+        let each = key_dim.max(value_dim).div_ceil(HEAD_THREADS).next_power_of_two();
+        let variant = Variant::new(&kernels::HEADS_STEP, HEAD_THREADS as u32)
+            .with("HALF", half(float))
+            .with("EACH", each as u32);
         let interleaved = usize::from(rope.interleaved());
         let slot = span.position % cache.slots();
         let mut numbers = [

@@ -20,6 +20,9 @@ const WIDEST: usize = 128;
 /// Threads of a row of the state in a step of one token.
 const STEP_LANES: usize = 16;
 
+/// Most taps of its convolution.
+const MOST_TAPS: usize = 4;
+
 /// Most tokens that one thread takes through the convolution.
 const FEW: usize = 4;
 
@@ -117,14 +120,15 @@ impl Gpu {
         let GdnShape { key_heads, value_heads, key_dim, value_dim, kernel } = weights.shape;
         let place = |x: &Tensor| qkv.buffer().distance_to(x.buffer()).map(|bytes| bytes as usize / 4);
         let (Some(a_at), Some(b_at)) = (place(a), place(b)) else { return Ok(None) };
-        if qkv.shape().rows != 1 || key_dim > WIDEST || !key_dim.is_multiple_of(4) {
+        if qkv.shape().rows != 1 || key_dim > WIDEST || !key_dim.is_multiple_of(4) || kernel > MOST_TAPS {
             return Ok(None);
         }
         let y = self.tensor(1, weights.shape.value_total())?;
         let variant = Variant::new(&kernels::GDN_STEP, THREADS)
             .with("LANES", STEP_LANES as u32)
-            .with("QUADS", key_dim.div_ceil(4 * STEP_LANES).next_power_of_two() as u32);
-        let numbers = [key_heads, value_heads, key_dim, value_dim, kernel, a_at, b_at].map(|n| n as u32);
+            .with("QUADS", key_dim.div_ceil(4 * STEP_LANES).next_power_of_two() as u32)
+            .with("TAPS", kernel as u32);
+        let numbers = [key_heads, value_heads, key_dim, value_dim, a_at, b_at].map(|n| n as u32);
         let [qkv, conv, a_log, dt_bias] =
             [qkv, &weights.conv, &weights.a_log, &weights.dt_bias].map(Tensor::buffer);
         let Recurrent { window, next_window, matrices, .. } = &*state;

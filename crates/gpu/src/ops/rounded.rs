@@ -25,10 +25,16 @@ const MANY_OF_MANY_ROWS: usize = 1056;
 
 /// Rows that threads share of an expert's gate and up, and of all experts' down.
 const UP_ROWS: usize = 4;
-const DOWN_ROWS: usize = 1;
+const DOWN_ROWS: usize = 4;
+
+/// Threads of a workgroup that has some rows of all experts' down, of which each thread has one group.
+const DOWN_THREADS: [usize; 12] = [32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 512];
 
 /// Experts that come into question after each block of 32 has chosen, at most, and experts of a token.
 const MOST_CANDIDATES: usize = 256;
+
+/// Logits that a thread has when a subgroup chooses, which is the other way.
+const KEYS: [usize; 4] = [2, 4, 8, 16];
 const MOST_CHOSEN: usize = 32;
 
 /// What the input of a product is made of.
@@ -66,6 +72,12 @@ impl Gpu {
             return [8, 1];
         }
         [32, groups.div_ceil(32).min(4)]
+    }
+
+    /// Whether workgroups have twice the threads, where the device allows, so that none has more than eight values of an input to prepare: half
+    /// the instructions for that, and they have to stay in a cache with those of all kernels of a layer.
+    fn wide(&self, stack: &Stack) -> bool {
+        stack.cols > 8 * THREADS && self.device.most_threads as usize >= 2 * THREADS
     }
 
     /// Whether products of so many tokens with these weights are rounded here.
@@ -106,29 +118,25 @@ impl Gpu {
         let results = rows.len() / halves;
         let y = self.tensor(1, results)?;
         let [lanes, steps] = Self::team(stack.cols / GROUP);
-        let teams = THREADS / lanes;
+        let wide = self.wide(stack) && rows.len() < MANY_ROWS;
+        let threads = if wide { 2 * THREADS } else { THREADS };
+        let teams = threads / lanes;
         // Measured on an H200, within a fifth of each other (docs/performance.md).
-        let long = steps > 2;
         let each = match rows.len() {
-            MANY_ROWS.. => {
-                if long {
-                    2
-                } else {
-                    4
-                }
-            }
-            8192.. if long => 4,
-            4096.. => 2,
-            _ if kind == 2 => 2,
+            MANY_ROWS.. if steps > 2 => 2,
+            MANY_ROWS.. => 4,
+            4096.. if !wide => 2,
             _ => halves,
         };
+        let long_row = stack.cols / GROUP > lanes * steps;
         let many = if rows.len() < MANY_ROWS { MANY } else { MANY_OF_MANY_ROWS };
-        let variant = Variant::new(&kernels::MATVEC_ROUNDED, THREADS as u32)
+        let variant = Variant::new(&kernels::MATVEC_ROUNDED, threads as u32)
             .format(stack.format)
             .with("LANES", lanes as u32)
             .with("STEPS", steps as u32)
             .with("ROWS", each as u32)
             .with("INPUT", kind)
+            .with("LONG", u32::from(long_row))
             .with("GATED", u32::from(besides.glu.is_some()))
             .with("ACTIVATION", besides.glu.map_or(0, number));
         for part in &stack.parts {
@@ -138,7 +146,7 @@ impl Gpu {
             }
             let here_results = here.len() / halves;
             let groups = here_results.div_ceil(teams * each / halves);
-            let blocks = if stack.cols / GROUP <= lanes * steps { (groups / many).max(1) } else { 1 };
+            let blocks = if long_row { 1 } else { (groups / many).max(1) };
             let has = [besides.bias.is_some(), besides.residual.is_some()].map(usize::from);
             let skip = here.start - part.rows.start;
             let place = (here.start - rows.start) / halves;
@@ -169,6 +177,8 @@ impl Gpu {
         };
         let whole = |stack: &Stack| stack.parts.len() == 1 && self.rounds(1, stack);
         weights.count.div_ceil(32) * top_k <= MOST_CANDIDATES
+            && weights.count <= KEYS[KEYS.len() - 1] * 32
+            && weights.width.is_multiple_of(GROUP)
             && top_k < MOST_CHOSEN
             && matches!(&weights.up, UpStacks::Alternating(up) if whole(up))
             && whole(&weights.down)
@@ -194,39 +204,44 @@ impl Gpu {
         };
         let slots = top_k + usize::from(matches!(weights.shared, SharedExpert::Behind));
         let gated = usize::from(logits.shape().cols > weights.count);
-        let hidden = self.tensor(slots, weights.width)?;
+        // Two digits for each value, a scale and a sum for every sixteen.
+        let hidden = self.pool.take((slots * weights.width / 16 * 40) as u64)?;
         let routes = self.pool.take(8 * slots as u64)?;
         let rows = 2 * weights.width;
         // Room for what choosing needs.
         let steps = Self::team(up.cols / GROUP)[1].max(2);
-        let variant = Variant::new(&kernels::EXPERTS_UP_ROUNDED, THREADS as u32)
+        let keys = KEYS.into_iter().find(|keys| weights.count <= keys * 32).expect("asked before");
+        // As many rows in a workgroup, whatever its threads.
+        let up_rows = if self.wide(up) { UP_ROWS / 2 } else { UP_ROWS };
+        let variant = Variant::new(&kernels::EXPERTS_UP_ROUNDED, (UP_ROWS / up_rows * THREADS) as u32)
             .format(up.format)
             .with("LANES", 32)
             .with("STEPS", steps as u32)
-            .with("ROWS", UP_ROWS as u32)
+            .with("ROWS", up_rows as u32)
+            .with("KEYS", keys as u32)
+            .with("LONG", u32::from(up.cols / GROUP > 32 * steps))
             .with("ACTIVATION", number(*activation));
         let rest = [rows, weights.count, top_k, slots, kind, usize::from(renormalise)].map(|n| n as u32);
         let mut numbers: Vec<u32> = up.numbers().into_iter().chain(rest).collect();
         numbers.extend([scaling.to_bits(), gated as u32, weights.count as u32, norm.eps.to_bits()]);
         let part = &up.parts[0];
         let [x, w, logits, per_expert] = [h, norm.w, logits, per_expert].map(Tensor::buffer);
-        let buffers = [&part.codes, &part.scales, x, w, logits, per_expert, hidden.buffer(), &routes];
+        let buffers = [&part.codes, &part.scales, x, w, logits, per_expert, &hidden, &routes];
         self.run(&variant, &buffers, &numbers, by_item(rows.div_ceil(UP_ROWS * THREADS / 32), slots));
 
         let (down, y) = (&weights.down, self.tensor(1, weights.hidden)?);
         let groups = slots * down.cols / GROUP;
-        // Five steps have no more room than 144 groups.
-        let steps = if groups <= 144 { groups.div_ceil(32).max(2) } else { 4 };
-        let variant = Variant::new(&kernels::EXPERTS_DOWN_ROUNDED, THREADS as u32)
+        let most = self.device.most_threads as usize;
+        let threads = DOWN_THREADS.into_iter().find(|threads| groups <= *threads && *threads <= most);
+        let variant = Variant::new(&kernels::EXPERTS_DOWN_ROUNDED, threads.unwrap_or(THREADS) as u32)
             .format(down.format)
-            .with("LANES", 32)
-            .with("STEPS", steps as u32)
-            .with("ROWS", DOWN_ROWS as u32);
+            .with("ROWS", DOWN_ROWS as u32)
+            .with("LONG", u32::from(threads.is_none()));
         let rest = [weights.hidden, slots, usize::from(add)].map(|n| n as u32);
         let numbers: Vec<u32> = down.numbers().into_iter().chain(rest).collect();
         let part = &down.parts[0];
-        let buffers = [&part.codes, &part.scales, hidden.buffer(), &routes, h.buffer(), y.buffer()];
-        self.run(&variant, &buffers, &numbers, folded(weights.hidden.div_ceil(DOWN_ROWS * THREADS / 32)));
+        let buffers = [&part.codes, &part.scales, &hidden, &routes, h.buffer(), y.buffer()];
+        self.run(&variant, &buffers, &numbers, folded(weights.hidden.div_ceil(DOWN_ROWS)));
         Ok(y)
     }
 }

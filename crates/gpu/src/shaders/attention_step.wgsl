@@ -35,8 +35,8 @@ struct Params {
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
-@group(0) @binding(0) var<storage, read> q: array<f32>;
-@group(0) @binding(1) var<storage, read> q_more: array<f32>;
+@group(0) @binding(0) var<storage, read> q: array<vec4<f32>>;
+@group(0) @binding(1) var<storage, read> q_more: array<vec4<f32>>;
 @group(0) @binding(2) var<storage, read> keys: array<vec4<u32>>;
 @group(0) @binding(3) var<storage, read> values: array<vec4<u32>>;
 @group(0) @binding(4) var<storage, read> gates: array<f32>;
@@ -49,6 +49,8 @@ const FOUR: u32 = 4u * WORD_VALUES;
 const QUADS: u32 = WORD_VALUES;
 // Positions whose values are loaded at once.
 const AHEAD: u32 = 8u;
+// Quads of a query that a thread loads.
+const QUERY_STEPS: u32 = (QUERY_QUADS / ROWS + THREADS - 1u) / THREADS;
 // Fours of a row that a workgroup has.
 const FOURS: u32 = THREADS / ROWS;
 
@@ -60,19 +62,22 @@ var<workgroup> row_max: array<f32, ROWS>;
 var<workgroup> row_next: array<f32, ROWS>;
 var<workgroup> row_keep: array<f32, ROWS>;
 
-fn query(row: u32, channel: u32) -> f32 {
-    if channel < params.width {
-        return q[row * params.width + channel];
+// Four channels of a query, which is [q | q_more].
+fn query(row: u32, c: u32) -> vec4<f32> {
+    let width = params.width / 4u;
+    let more = params.width_more / 4u;
+    if c < width {
+        return q[row * width + c];
     }
-    if channel < params.width + params.width_more {
-        return q_more[row * params.width_more + channel - params.width];
-    }
-    return 0.0;
+    return select(vec4(0.0), q_more[row * more + min(c - width, max(more, 1u) - 1u)], c < width + more);
 }
 
-// Where a position's values are; positions beyond the last weigh nothing.
-fn value_at(position: u32, end: u32, head: u32) -> u32 {
-    return (min(position, end - 1u) % params.slots * params.key_heads + head) * params.value_stride;
+fn slot_of(slot: u32) -> u32 {
+    return select(slot, slot - params.slots, slot >= params.slots);
+}
+
+fn capped(score: f32) -> f32 {
+    return params.soft_cap * bounded_tanh(score / params.soft_cap);
 }
 
 @compute @workgroup_size(THREADS)
@@ -85,15 +90,6 @@ fn main(place: Place) {
     let chunk = place.workgroup.z % params.chunks;
     let first = place.workgroup.x * ROWS;
     let quads = params.key_fours * QUADS;
-    for (var i = place.thread; i < ROWS * quads; i += THREADS) {
-        // Rows beyond the last repeat it, and are not written.
-        let row = params.token * params.heads + head * group + min(first + i / quads, group - 1u);
-        let c = i % quads * 4u;
-        queries[i] = params.scale * vec4(query(row, c), query(row, c + 1u), query(row, c + 2u), query(row, c + 3u));
-    }
-    if place.thread < ROWS {
-        row_max[place.thread] = LOWEST;
-    }
     // What this thread adds up: for one row, its sum of weights and four words of channels.
     let row = place.thread % ROWS;
     let value_four = min(chunk * FOURS + place.thread / ROWS, params.value_fours - 1u);
@@ -102,51 +98,83 @@ fn main(place: Place) {
     var second_quad = vec4(0.0);
     let begin = max(params.begin, split * params.split_len);
     let end = min(params.end, (split + 1u) * params.split_len);
-    workgroupBarrier();
+
+    let key_stride = params.key_heads * params.key_fours;
+    let value_stride = params.key_heads * params.value_stride;
+    let value_first = head * params.value_stride + value_four;
 
     for (var start = begin; start < end; start += CHUNK) {
-        let position = min(start + team, end - 1u);
-        let key = (position % params.slots * params.key_heads + head) * params.key_fours;
-        // The first values are asked for before the scores are known.
+        // Slots of the positions, of which no more are seen than there are; positions beyond the last weigh nothing.
+        let first_slot = start % params.slots;
+        let last = end - 1u - start;
+        // Keys and the first values are asked for before queries and scores are known.
+        let key = slot_of(first_slot + min(team, last)) * key_stride + head * params.key_fours;
+        var fours: array<vec4<u32>, KEY_STEPS>;
+        for (var i = 0u; i < KEY_STEPS; i++) {
+            fours[i] = keys[key + min(i * LANES + lane, params.key_fours - 1u)];
+        }
         var words: array<vec4<u32>, AHEAD>;
         for (var i = 0u; i < AHEAD; i++) {
-            words[i] = values[value_at(start + i, end, head) + value_four];
+            words[i] = values[slot_of(first_slot + min(i, last)) * value_stride + value_first];
         }
+        if start == begin {
+            for (var n = 0u; n < QUERY_STEPS; n++) {
+                let i = n * THREADS + place.thread;
+                if i < quads {
+                    for (var r = 0u; r < ROWS; r++) {
+                        // Rows beyond the last repeat it, and are not written.
+                        let row = params.token * params.heads + head * group + min(first + r, group - 1u);
+                        queries[r * quads + i] = params.scale * query(row, i);
+                    }
+                }
+            }
+            if place.thread < ROWS {
+                row_max[place.thread] = LOWEST;
+            }
+        }
+        workgroupBarrier();
         var parts: array<f32, ROWS>;
         for (var r = 0u; r < ROWS; r++) {
             parts[r] = 0.0;
         }
-        for (var i = lane; i < params.key_fours; i += LANES) {
-            let four = keys[key + i];
+        for (var i = 0u; i < KEY_STEPS; i++) {
+            let at = i * LANES + lane;
+            let real = at < params.key_fours;
+            let four = select(vec4(0u), fours[i], real);
+            let query_at = select(0u, at * QUADS, real);
             let quad = quad_of(four, 0u);
             for (var r = 0u; r < ROWS; r++) {
-                parts[r] += dot(queries[r * quads + i * QUADS], quad);
+                parts[r] += dot(queries[r * quads + query_at], quad);
             }
             if QUADS == 2u {
                 let quad = quad_of(four, 1u);
                 for (var r = 0u; r < ROWS; r++) {
-                    parts[r] += dot(queries[r * quads + i * QUADS + 1u], quad);
+                    parts[r] += dot(queries[r * quads + query_at + 1u], quad);
                 }
             }
         }
         for (var r = 0u; r < ROWS; r++) {
-            var score = team_sum(parts[r], place);
-            if params.soft_cap > 0.0 {
-                score = params.soft_cap * bounded_tanh(score / params.soft_cap);
-            }
+            let score = team_sum(parts[r], place);
             if lane == r % LANES {
-                scores[team * ROWS + r] = select(LOWEST, score, start + team < end);
+                scores[team * ROWS + r] = select(LOWEST, score, team <= last);
             }
         }
         workgroupBarrier();
         if place.thread < ROWS * CHUNK {
             let r = place.thread / CHUNK;
             let n = place.thread % CHUNK;
-            var largest = row_max[r];
+            var largest = LOWEST;
             for (var i = 0u; i < CHUNK; i++) {
                 largest = max(largest, scores[i * ROWS + r]);
             }
-            weights[n * ROWS + r] = select(0.0, exp(scores[n * ROWS + r] - largest), start + n < end);
+            var score = scores[n * ROWS + r];
+            if params.soft_cap > 0.0 {
+                // The largest stays the largest.
+                largest = capped(largest);
+                score = capped(score);
+            }
+            largest = max(largest, row_max[r]);
+            weights[n * ROWS + r] = select(0.0, exp(score - largest), n <= last);
             if n == 0u {
                 row_next[r] = largest;
                 row_keep[r] = exp(row_max[r] - largest);
@@ -160,13 +188,12 @@ fn main(place: Place) {
         sum *= keep;
         first_quad *= keep;
         second_quad *= keep;
-        for (var n = 0u; n < CHUNK; n += AHEAD) {
+        // Not written out: what a layer's kernels execute has to stay in the caches of instructions.
+        for (var n = 0u; n < min(last + 1u, CHUNK); n += AHEAD) {
             for (var i = 0u; i < AHEAD; i++) {
                 let weight = weights[(n + i) * ROWS + row];
                 let four = words[i];
-                if n + AHEAD < CHUNK {
-                    words[i] = values[value_at(start + n + AHEAD + i, end, head) + value_four];
-                }
+                words[i] = values[slot_of(first_slot + min(n + AHEAD + i, last)) * value_stride + value_first];
                 sum += weight;
                 first_quad += weight * quad_of(four, 0u);
                 if QUADS == 2u {
@@ -174,7 +201,6 @@ fn main(place: Place) {
                 }
             }
         }
-        workgroupBarrier();
     }
 
     // Rows beyond the last, and fours beyond the last, are somebody else's.
@@ -186,18 +212,20 @@ fn main(place: Place) {
     let query_head = head * group + first + row;
     let at = (select(params.token, split, several) * params.heads + query_head) * stride;
     if several && value_four == 0u {
-        y[at] = row_max[row];
+        // A split that has seen nothing has no largest score.
+        y[at] = select(LOWEST, row_next[row], begin < end);
         y[at + 1u] = sum;
     }
     let factor = select(1.0 / sum, 1.0, several);
+    let channel = value_four * FOUR;
+    let gated = params.gate_stride > 0u && !several;
     for (var j = 0u; j < FOUR; j++) {
-        let channel = value_four * FOUR + j;
-        if channel < params.value_width {
+        if channel + j < params.value_width {
             var value = factor * select(first_quad[j & 3u], second_quad[j & 3u], j >= 4u);
-            if params.gate_stride > 0u && !several {
-                value *= sigmoid(gates[query_head * params.gate_stride + params.gate_at + channel]);
+            if gated {
+                value *= sigmoid(gates[query_head * params.gate_stride + params.gate_at + channel + j]);
             }
-            y[at + select(0u, 2u, several) + channel] = value;
+            y[at + select(0u, 2u, several) + channel + j] = value;
         }
     }
 }

@@ -22,20 +22,45 @@ fn main(place: Place) {
         return;
     }
     let start = row * params.width;
+    // What comes first is asked for at once and kept.
+    var held: array<vec2<f32>, HELD>;
+    var held_w: array<vec3<f32>, HELD>;
+    var held_r: array<f32, HELD>;
+    for (var i = 0u; i < HELD; i++) {
+        let c = min(i * THREADS + place.thread, params.width - 1u);
+        held[i] = vec2(a[start + c], b[start + c]);
+        held_w[i] = vec3(wa[c], wb[c], w[c]);
+        held_r[i] = r[start + c];
+    }
     var squares_a = vec2(0.0);
     var squares_b = vec2(0.0);
-    for (var c = place.thread; c < params.width; c += THREADS) {
+    for (var i = 0u; i < HELD; i++) {
+        let real = i * THREADS + place.thread < params.width;
+        squares_a += select(vec2(0.0), squares_of(held[i].x), real);
+        squares_b += select(vec2(0.0), squares_of(held[i].y), real);
+    }
+    for (var c = HELD * THREADS + place.thread; c < params.width; c += THREADS) {
         squares_a += squares_of(a[start + c]);
         squares_b += squares_of(b[start + c]);
     }
     let inverse_a = inverse_rms(squares_a, params.width, params.eps, place);
     let inverse_b = inverse_rms(squares_b, params.width, params.eps, place);
     var squares = vec2(0.0);
-    for (var c = place.thread; c < params.width; c += THREADS) {
+    for (var i = 0u; i < HELD; i++) {
+        held[i].x = held[i].x * inverse_a * held_w[i].x + held[i].y * inverse_b * held_w[i].y;
+        squares += select(vec2(0.0), squares_of(held[i].x), i * THREADS + place.thread < params.width);
+    }
+    for (var c = HELD * THREADS + place.thread; c < params.width; c += THREADS) {
         squares += squares_of(a[start + c] * inverse_a * wa[c] + b[start + c] * inverse_b * wb[c]);
     }
     let inverse = inverse_rms(squares, params.width, params.eps, place);
-    for (var c = place.thread; c < params.width; c += THREADS) {
+    for (var i = 0u; i < HELD; i++) {
+        let c = i * THREADS + place.thread;
+        if c < params.width {
+            y[start + c] = (held_r[i] + held[i].x * inverse * held_w[i].z) * params.factor;
+        }
+    }
+    for (var c = HELD * THREADS + place.thread; c < params.width; c += THREADS) {
         let both = a[start + c] * inverse_a * wa[c] + b[start + c] * inverse_b * wb[c];
         y[start + c] = (r[start + c] + both * inverse * w[c]) * params.factor;
     }

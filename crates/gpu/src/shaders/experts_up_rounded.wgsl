@@ -1,6 +1,6 @@
 // Routing of one token, and its chosen experts' gate and up: for slot k and the expert e chosen k-th, h[k, r] = act(Wgate_e[r] . x) *
 // (Wup_e[r] . x), x = rms(input) * w rounded; rows of gate and up alternate. The last slot may be the shared expert's. Every workgroup chooses
-// for itself; one of them writes what the next kernel has to know.
+// for itself; one of them writes what the next kernel has to know. The results are rounded, too, in groups of 16: those of a workgroup.
 struct Params {
     row_words: u32,
     row_scales: u32,
@@ -27,30 +27,42 @@ struct Params {
 @group(0) @binding(3) var<storage, read> w: array<vec4<f32>>;
 @group(0) @binding(4) var<storage, read> logits: array<f32>;
 @group(0) @binding(5) var<storage, read> per_expert: array<f32>;
-@group(0) @binding(6) var<storage, read_write> h: array<f32>;
+// High and low digits of every eight results; behind those of all slots, the scale and the sum of every sixteen.
+@group(0) @binding(6) var<storage, read_write> h: array<vec2<u32>>;
 // Experts of the slots, then the bits of their weights.
 @group(0) @binding(7) var<storage, read_write> routes: array<u32>;
 
 const TEAMS: u32 = THREADS / LANES;
+// Results of a workgroup.
+const RESULTS: u32 = TEAMS * ROWS / 2u;
 
+// What this thread has loaded, and the sum of its squares.
+var<private> raw: array<Eight, EACH>;
+var<private> raw_w: array<Eight, EACH>;
 var<private> squares: vec2<f32>;
+var<workgroup> results: array<f32, RESULTS>;
 
-fn input8(e: u32, local: u32) -> Eight {
-    let v = Eight(x[2u * e], x[2u * e + 1u]);
-    squares += squares_of8(v.a, v.b);
-    return Eight(v.a * w[2u * e], v.b * w[2u * e + 1u]);
+fn load8(n: u32, e: u32) {
+    raw[n] = Eight(x[2u * e], x[2u * e + 1u]);
+    raw_w[n] = Eight(w[2u * e], w[2u * e + 1u]);
+}
+
+fn made8(n: u32, e: u32, local: u32, real: bool) -> Eight {
+    squares += select(vec2(0.0), squares_of8(raw[n].a, raw[n].b), real);
+    return Eight(raw[n].a * raw_w[n].a, raw[n].b * raw_w[n].b);
 }
 
 fn group_factor(group: u32) -> f32 {
     return 1.0;
 }
 
-// What is not a number comes after all others.
-fn expert_key(e: u32) -> u32 {
-    if params.kind == 1u {
-        return max(key_of(sigmoid(logits[e]) + per_expert[e], 1u), 1u);
-    }
-    return max(key_of(logits[e], 1u), 1u);
+// Whether experts are chosen by what becomes of their logits together with biases, and what that is.
+fn has_biases() -> bool {
+    return params.kind == 1u;
+}
+
+fn with_bias(logit: f32, e: u32) -> f32 {
+    return sigmoid(logit) + per_expert[e];
 }
 
 // What an expert weighs, but for what is common to all.
@@ -63,36 +75,28 @@ fn share_of(e: u32, largest: f32) -> f32 {
 
 // All threads of the workgroup must call it.
 fn write_routes(place: Place) {
-    let largest = logits[chosen[0]];
-    var sum = 0.0;
-    if params.kind != 1u && params.renormalise == 0u {
+    let k = index_of(place);
+    let e = chosen_by(min(k, params.top_k - 1u), place);
+    let largest = logits[best_chosen(place)];
+    let share = share_of(e, largest);
+    var sum = 1.0;
+    if params.renormalise != 0u {
+        // The crumb keeps sigmoids that have all underflowed at zero.
+        sum = workgroup_sum(vec2(select(0.0, share, k < params.top_k), 0.0), place).x + select(0.0, 1e-20, params.kind == 1u);
+    } else if params.kind != 1u {
         var own = 0.0;
         for (var e = place.thread; e < params.experts; e += THREADS) {
             own += share_of(e, largest);
         }
         sum = workgroup_sum(vec2(own, 0.0), place).x;
-    } else if params.renormalise != 0u {
-        for (var k = 0u; k < params.top_k; k++) {
-            sum += share_of(chosen[k], largest);
-        }
-        if params.kind == 1u {
-            // The crumb keeps sigmoids that have all underflowed at zero.
-            sum += 1e-20;
-        }
-    } else {
-        sum = 1.0;
     }
-    if place.thread < params.top_k {
-        let e = chosen[place.thread];
-        routes[place.thread] = e;
-        var weight = share_of(e, largest) / sum * params.scaling;
-        if params.kind == 2u {
-            weight *= per_expert[e];
-        }
-        routes[params.slots + place.thread] = bitcast<u32>(weight);
-    } else if place.thread < params.slots {
-        routes[place.thread] = params.experts;
-        routes[params.slots + place.thread] = bitcast<u32>(select(1.0, sigmoid(logits[params.gate_at]), params.gated != 0u));
+    if k < params.top_k {
+        routes[k] = e;
+        let weight = share / sum * params.scaling;
+        routes[params.slots + k] = bitcast<u32>(select(weight, weight * per_expert[e], params.kind == 2u));
+    } else if k < params.slots {
+        routes[k] = params.experts;
+        routes[params.slots + k] = bitcast<u32>(select(1.0, sigmoid(logits[params.gate_at]), params.gated != 0u));
     }
 }
 
@@ -106,9 +110,9 @@ fn main(place: Place) {
     load_input(0u, min(ROOM, groups), place);
     var expert = params.experts;
     if slot < params.top_k {
-        choose(params.experts, params.top_k, place);
-        expert = chosen[slot];
-        if place.workgroup.x == 0u && slot == 0u {
+        let writes = place.workgroup.x == 0u && slot == 0u;
+        expert = choose(params.experts, select(slot + 1u, params.top_k, writes), slot, place);
+        if writes {
             write_routes(place);
         }
     }
@@ -116,36 +120,34 @@ fn main(place: Place) {
     for (var r = 0u; r < ROWS; r++) {
         sums[r] = 0.0;
     }
-    for (var start = 0u; start < groups; start += ROOM) {
+    // One pass, unless the row is LONG.
+    for (var start = 0u; start < select(1u, groups, LONG == 1u); start += ROOM) {
         let count = min(ROOM, groups - start);
-        if start > 0u {
+        if LONG == 1u && start > 0u {
             load_input(start, count, place);
         }
         var held: array<Codes, ROWS * STEPS>;
         var pairs: array<vec2<f32>, ROWS * STEPS>;
         for (var step = 0u; step < STEPS; step++) {
-            let group = step * LANES + lane;
-            if group < count {
-                for (var r = 0u; r < ROWS; r++) {
-                    let row = expert * params.expert_rows + min(first + r, params.expert_rows - 1u);
-                    held[step * ROWS + r] = codes32(row, start + group);
-                    pairs[step * ROWS + r] = scale(row, 4u * (start + group));
-                }
+            let group = start + min(step * LANES + lane, count - 1u);
+            for (var r = 0u; r < ROWS; r++) {
+                let row = expert * params.expert_rows + min(first + r, params.expert_rows - 1u);
+                held[step * ROWS + r] = codes32(row, group);
+                pairs[step * ROWS + r] = scale(row, 4u * group);
             }
         }
+        make_input(start, count, place);
         round_input(start, count, place);
         publish_sum(squares, place);
         workgroupBarrier();
         for (var step = 0u; step < STEPS; step++) {
             let group = step * LANES + lane;
-            if group < count {
-                let input = digits_of(group);
-                for (var r = 0u; r < ROWS; r++) {
-                    sums[r] += group_product(held[step * ROWS + r], pairs[step * ROWS + r], input, group);
-                }
+            let input = digits_of(group);
+            for (var r = 0u; r < ROWS; r++) {
+                sums[r] += group_product(held[step * ROWS + r], pairs[step * ROWS + r], input, group);
             }
         }
-        if groups > ROOM {
+        if LONG == 1u {
             workgroupBarrier();
         }
     }
@@ -155,9 +157,30 @@ fn main(place: Place) {
     }
     if lane == 0u {
         for (var r = 0u; r < ROWS; r += 2u) {
-            if first + r < params.expert_rows {
-                h[(slot * params.expert_rows + first + r) / 2u] = activate(sums[r]) * sums[r + 1u];
-            }
+            results[(team_of(place) * ROWS + r) / 2u] = activate(sums[r]) * sums[r + 1u];
+        }
+    }
+    workgroupBarrier();
+    // Two of four neighbouring threads have a sixteen.
+    let index = index_of(place);
+    let sixteen = index / 4u;
+    let whole = sixteen < RESULTS / 16u && index % 4u < 2u;
+    let at = select(0u, 16u * sixteen + 8u * (index % 4u), whole);
+    var v = Eight(vec4(0.0), vec4(0.0));
+    if whole {
+        v.a = vec4(results[at], results[at + 1u], results[at + 2u], results[at + 3u]);
+        v.b = vec4(results[at + 4u], results[at + 5u], results[at + 6u], results[at + 7u]);
+    }
+    let rounded = rounded_eight(v, place);
+    // Half of the rows of an expert are results; they are whole sixteens.
+    let width = params.expert_rows / 2u;
+    let result = place.workgroup.x * RESULTS + at;
+    if whole && result < width {
+        let eight = (slot * width + result) / 8u;
+        h[2u * eight] = rounded.digits.xy;
+        h[2u * eight + 1u] = rounded.digits.zw;
+        if index % 4u == 0u {
+            h[params.slots * width / 4u + eight / 2u] = vec2(bitcast<u32>(rounded.scale), bitcast<u32>(rounded.sum));
         }
     }
 }

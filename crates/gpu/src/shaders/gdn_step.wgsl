@@ -6,7 +6,6 @@ struct Params {
     value_heads: u32,
     key_dim: u32,
     value_dim: u32,
-    kernel: u32,
     // Where a and b are behind the queries, keys and values.
     a_at: u32,
     b_at: u32,
@@ -24,41 +23,47 @@ struct Params {
 @group(0) @binding(6) var<storage, read_write> state: array<vec4<f32>>;
 @group(0) @binding(7) var<storage, read_write> y: array<f32>;
 
-// Threads of a row, each with QUADS fours of its columns.
+// Threads of a row, each with QUADS fours of its columns. A head is as wide as a workgroup, or half of that.
 const ROWS: u32 = THREADS / LANES;
 const WIDEST: u32 = 4u * LANES * QUADS;
 
-var<workgroup> queries: array<f32, WIDEST>;
-var<workgroup> keys: array<f32, WIDEST>;
+var<workgroup> queries: array<vec4<f32>, WIDEST / 4u>;
+var<workgroup> keys: array<vec4<f32>, WIDEST / 4u>;
+
+// What the convolution of a channel takes, oldest first.
+struct Channel {
+    taps: array<f32, TAPS>,
+    inputs: array<f32, TAPS>,
+}
 
 fn channels() -> u32 {
     return 2u * params.key_heads * params.key_dim + params.value_heads * params.value_dim;
 }
 
-fn convolved(channel: u32) -> f32 {
-    let before = params.kernel - 1u;
-    var sum = taps[channel * params.kernel + before] * x[channel];
-    for (var j = 0u; j < before; j++) {
-        sum += taps[channel * params.kernel + j] * window[j * channels() + channel];
+fn load_channel(channel: u32) -> Channel {
+    var loaded: Channel;
+    for (var j = 0u; j < TAPS; j++) {
+        loaded.taps[j] = taps[channel * TAPS + j];
+    }
+    for (var j = 0u; j + 1u < TAPS; j++) {
+        loaded.inputs[j] = window[j * channels() + channel];
+    }
+    loaded.inputs[TAPS - 1u] = x[channel];
+    return loaded;
+}
+
+fn convolved(channel: Channel) -> f32 {
+    var sum = 0.0;
+    for (var j = 0u; j < TAPS; j++) {
+        sum += channel.taps[j] * channel.inputs[j];
     }
     return silu(sum);
 }
 
-fn move_window(channel: u32) {
-    let before = params.kernel - 1u;
-    for (var j = 1u; j < before; j++) {
-        next_window[(j - 1u) * channels() + channel] = window[j * channels() + channel];
+fn move_window(at: u32, channel: Channel) {
+    for (var j = 1u; j < TAPS; j++) {
+        next_window[(j - 1u) * channels() + at] = channel.inputs[j];
     }
-    if before > 0u {
-        next_window[(before - 1u) * channels() + channel] = x[channel];
-    }
-}
-
-fn four(at: u32, of_keys: bool) -> vec4<f32> {
-    if of_keys {
-        return vec4(keys[at], keys[at + 1u], keys[at + 2u], keys[at + 3u]);
-    }
-    return vec4(queries[at], queries[at + 1u], queries[at + 2u], queries[at + 3u]);
 }
 
 @compute @workgroup_size(THREADS)
@@ -66,53 +71,44 @@ fn main(place: Place) {
     let lane = lane_of(place);
     let head = place.workgroup.y;
     let ratio = params.value_heads / params.key_heads;
-    let key_head = head / ratio;
     let row = place.workgroup.x * ROWS + team_of(place);
-    // Rows beyond the last compute along, but read and write nothing.
+    // Rows beyond the last compute along with it, but write nothing.
     let real = row < params.value_dim;
     let key_total = params.key_heads * params.key_dim;
     let quads = params.key_dim / 4u;
-    let matrix = (head * params.value_dim + row) * quads;
+    let matrix = (head * params.value_dim + min(row, params.value_dim - 1u)) * quads;
 
+    // Everything is asked for before anything is waited for.
     var s: array<vec4<f32>, QUADS>;
     for (var j = 0u; j < QUADS; j++) {
-        s[j] = vec4(0.0);
-        if real && lane + j * LANES < quads {
-            s[j] = state[matrix + lane + j * LANES];
-        }
+        s[j] = state[matrix + min(lane + j * LANES, quads - 1u)];
     }
-    let keep = decay(x[params.a_at + head], a_log[head], dt_bias[head]);
-    let rate = sigmoid(x[params.b_at + head]);
-    let owner = place.workgroup.x == 0u && head % ratio == 0u;
-    for (var c = place.thread; c < WIDEST; c += THREADS) {
-        queries[c] = 0.0;
-        keys[c] = 0.0;
-        if c < params.key_dim {
-            let q = key_head * params.key_dim + c;
-            queries[c] = convolved(q);
-            keys[c] = convolved(key_total + q);
-            if owner {
-                move_window(q);
-                move_window(key_total + q);
-            }
-        }
+    let c = place.thread;
+    let q_at = head / ratio * params.key_dim + min(c, params.key_dim - 1u);
+    let v_at = 2u * key_total + head * params.value_dim + min(row, params.value_dim - 1u);
+    let q_channel = load_channel(q_at);
+    let k_channel = load_channel(key_total + q_at);
+    let v_channel = load_channel(v_at);
+    let a = x[params.a_at + head];
+    let b = x[params.b_at + head];
+    let head_log = a_log[head];
+    let head_bias = dt_bias[head];
+
+    if c < WIDEST {
+        // Columns beyond the last count for nothing.
+        queries[c / 4u][c % 4u] = select(0.0, convolved(q_channel), c < params.key_dim);
+        keys[c / 4u][c % 4u] = select(0.0, convolved(k_channel), c < params.key_dim);
     }
-    var v = 0.0;
-    if real {
-        let channel = 2u * key_total + head * params.value_dim + row;
-        v = convolved(channel);
-        if lane == 0u {
-            move_window(channel);
-        }
-    }
+    let v = convolved(v_channel);
+    let keep = decay(a, head_log, head_bias);
+    let rate = sigmoid(b);
     workgroupBarrier();
 
     var product = vec3(0.0);
     var square = vec2(0.0);
     for (var j = 0u; j < QUADS; j++) {
-        let at = 4u * (lane + j * LANES);
-        let k = four(at, true);
-        let q = four(at, false);
+        let k = keys[lane + j * LANES];
+        let q = queries[lane + j * LANES];
         product += vec3(dot(s[j], k), dot(s[j], q), dot(k, q));
         square += vec2(dot(k, k), dot(q, q));
     }
@@ -125,11 +121,16 @@ fn main(place: Place) {
     if real {
         for (var j = 0u; j < QUADS; j++) {
             if lane + j * LANES < quads {
-                state[matrix + lane + j * LANES] = keep * s[j] + u * k_factor * four(4u * (lane + j * LANES), true);
+                state[matrix + lane + j * LANES] = keep * s[j] + u * k_factor * keys[lane + j * LANES];
             }
         }
         if lane == 0u {
             y[head * params.value_dim + row] = keep * product.y + u * product.z;
+            move_window(v_at, v_channel);
         }
+    }
+    if place.workgroup.x == 0u && head % ratio == 0u && c < params.key_dim {
+        move_window(q_at, q_channel);
+        move_window(key_total + q_at, k_channel);
     }
 }

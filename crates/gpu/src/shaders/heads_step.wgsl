@@ -35,27 +35,24 @@ struct Params {
 @group(0) @binding(6) var<storage, read_write> values: array<u32>;
 
 // Widest head.
-const WIDEST: u32 = 1024u;
+const WIDEST: u32 = THREADS * EACH;
 
 var<workgroup> head_values: array<f32, WIDEST>;
+var<workgroup> turned_values: array<f32, WIDEST>;
 
-fn turned(c: u32) -> f32 {
-    if c >= 2u * params.pairs {
-        return head_values[c];
-    }
-    var pair = c % params.pairs;
-    var second = c >= params.pairs;
-    var distance = params.pairs;
-    if params.interleaved != 0u {
-        pair = c / 2u;
-        second = (c & 1u) == 1u;
-        distance = 1u;
-    }
-    let turn = angles[params.first_angle + pair];
-    if second {
-        return head_values[c - distance] * turn.y + head_values[c] * turn.x;
-    }
-    return head_values[c] * turn.x - head_values[c + distance] * turn.y;
+// Which of the pairs a channel belongs to.
+fn pair_of(c: u32) -> u32 {
+    return min(select(c % max(params.pairs, 1u), c / 2u, params.interleaved != 0u), max(params.pairs, 1u) - 1u);
+}
+
+fn turned(c: u32, turn: vec2<f32>) -> f32 {
+    let interleaved = params.interleaved != 0u;
+    let second = select(c >= params.pairs, (c & 1u) == 1u, interleaved);
+    let distance = select(params.pairs, 1u, interleaved);
+    let partner = select(c + distance, c - distance, second);
+    let inside = c < 2u * params.pairs;
+    let other = head_values[select(c, partner, inside)];
+    return select(head_values[c], head_values[c] * turn.x + select(-other, other, second) * turn.y, inside);
 }
 
 @compute @workgroup_size(THREADS)
@@ -74,41 +71,53 @@ fn main(place: Place) {
         head = n - params.heads;
         begin = params.k_at + head * width;
     }
+    // Everything is asked for before anything is waited for.
+    var own: array<f32, EACH>;
+    var norms: array<vec2<f32>, EACH>;
+    var turns: array<vec2<f32>, EACH>;
+    for (var i = 0u; i < EACH; i++) {
+        let c = i * THREADS + place.thread;
+        own[i] = x[begin + min(c, width - 1u)];
+        let at = min(c, params.width - 1u);
+        norms[i] = vec2(q_norm[at], k_norm[at]);
+        turns[i] = angles[params.first_angle + pair_of(c)];
+    }
     var squares = vec2(0.0);
-    for (var c = place.thread; c < width; c += THREADS) {
-        squares += squares_of(x[begin + c]);
+    for (var i = 0u; i < EACH; i++) {
+        squares += select(vec2(0.0), squares_of(own[i]), i * THREADS + place.thread < width);
     }
     let inverse = inverse_rms(squares, width, params.eps, place);
-    for (var c = place.thread; c < WIDEST; c += THREADS) {
-        var value = 0.0;
-        if c < width {
-            value = x[begin + c];
-            if is_query {
-                value *= inverse * q_norm[c];
-            } else if !is_value {
-                value *= inverse * k_norm[c];
-            } else if params.norm_values != 0u {
-                value *= inverse;
-            }
-        }
-        head_values[c] = value;
+    for (var i = 0u; i < EACH; i++) {
+        let c = i * THREADS + place.thread;
+        let norm = select(select(norms[i].y, norms[i].x, is_query), 1.0, is_value);
+        let value = select(own[i] * inverse * norm, own[i], is_value && params.norm_values == 0u);
+        head_values[c] = select(0.0, value, c < width);
     }
     workgroupBarrier();
     if is_query {
-        for (var c = place.thread; c < width; c += THREADS) {
-            q[head * width + c] = turned(c);
+        for (var i = 0u; i < EACH; i++) {
+            let c = i * THREADS + place.thread;
+            if c < width {
+                q[head * width + c] = turned(c, turns[i]);
+            }
         }
-    } else if is_value {
-        for (var i = place.thread; i < params.value_words; i += THREADS) {
-            let c = i * WORD_VALUES;
-            let at = (params.slot * params.key_heads + head) * params.value_words + i;
-            values[at] = packed(vec2(head_values[c], head_values[c + 1u]));
-        }
-    } else {
-        for (var i = place.thread; i < params.key_words; i += THREADS) {
-            let c = i * WORD_VALUES;
-            let at = (params.slot * params.key_heads + head) * params.key_words + i;
-            keys[at] = packed(vec2(turned(c), turned(c + 1u)));
+        return;
+    }
+    for (var i = 0u; i < EACH; i++) {
+        let c = i * THREADS + place.thread;
+        turned_values[c] = select(turned(c, turns[i]), head_values[c], is_value);
+    }
+    workgroupBarrier();
+    let words = select(params.key_words, params.value_words, is_value);
+    for (var i = place.thread; i < words; i += THREADS) {
+        let c = i * WORD_VALUES;
+        let at = (params.slot * params.key_heads + head) * words + i;
+        // One word may end behind the head, and not behind the room for it: its second value is 0.
+        let word = packed(vec2(turned_values[c], turned_values[min(c + 1u, WIDEST - 1u)]));
+        if is_value {
+            values[at] = word;
+        } else {
+            keys[at] = word;
         }
     }
 }

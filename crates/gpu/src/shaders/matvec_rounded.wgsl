@@ -32,7 +32,10 @@ const TEAMS: u32 = THREADS / LANES;
 // Results of a team at a time.
 const RESULTS: u32 = (ROWS + GATED) / (1u + GATED);
 
-// Of all this thread has read.
+// What this thread has loaded, and the sum of its squares.
+var<private> raw: array<Eight, EACH>;
+var<private> raw_w: array<Eight, EACH>;
+var<private> raw_z: array<Eight, EACH>;
 var<private> squares: vec2<f32>;
 // With slices: of each eight.
 var<workgroup> eight_squares: array<f32, 1u + INPUT / 2u * 4u * ROOM>;
@@ -41,18 +44,31 @@ fn silu4(v: vec4<f32>) -> vec4<f32> {
     return vec4(silu(v.x), silu(v.y), silu(v.z), silu(v.w));
 }
 
-fn input8(e: u32, local: u32) -> Eight {
-    let v = Eight(x[2u * e], x[2u * e + 1u]);
+fn load8(n: u32, e: u32) {
+    raw[n] = Eight(x[2u * e], x[2u * e + 1u]);
+    if INPUT == 1u {
+        raw_w[n] = Eight(w[2u * e], w[2u * e + 1u]);
+    }
+    if INPUT == 2u {
+        let c = 2u * e % (params.width / 4u);
+        raw_w[n] = Eight(w[c], w[c + 1u]);
+        raw_z[n] = Eight(z[2u * e], z[2u * e + 1u]);
+    }
+}
+
+fn made8(n: u32, e: u32, local: u32, real: bool) -> Eight {
+    let v = raw[n];
     if INPUT == 0u {
         return v;
     }
     if INPUT == 1u {
-        squares += squares_of8(v.a, v.b);
-        return Eight(v.a * w[2u * e], v.b * w[2u * e + 1u]);
+        squares += select(vec2(0.0), squares_of8(v.a, v.b), real);
+        return Eight(v.a * raw_w[n].a, v.b * raw_w[n].b);
     }
-    eight_squares[local] = dot(v.a, v.a) + dot(v.b, v.b);
-    let c = 2u * e % (params.width / 4u);
-    return Eight(v.a * w[c] * silu4(z[2u * e]), v.b * w[c + 1u] * silu4(z[2u * e + 1u]));
+    if local < 4u * ROOM {
+        eight_squares[local] = dot(v.a, v.a) + dot(v.b, v.b);
+    }
+    return Eight(v.a * raw_w[n].a * silu4(raw_z[n].a), v.b * raw_w[n].b * silu4(raw_z[n].b));
 }
 
 fn group_factor(group: u32) -> f32 {
@@ -79,45 +95,39 @@ fn row_of(result: u32, r: u32) -> u32 {
 fn main(place: Place) {
     let lane = lane_of(place);
     let groups = params.eights / 4u;
+    load_input(0u, min(ROOM, groups), place);
     var factor = 1.0;
     for (var block = 0u; block < params.blocks; block++) {
         let result = ((folded(place) * params.blocks + block) * TEAMS + team_of(place)) * RESULTS;
         var sums: array<f32, ROWS>;
-        // What is added at the end, asked for at the beginning.
-        var besides: array<f32, RESULTS>;
+        var biases: array<f32, RESULTS>;
+        var residuals: array<f32, RESULTS>;
         for (var r = 0u; r < ROWS; r++) {
             sums[r] = 0.0;
         }
-        for (var r = 0u; r < RESULTS; r++) {
-            let at = params.first + min(result + r, params.rows - 1u);
-            besides[r] = 0.0;
-            if params.has_bias != 0u {
-                besides[r] += bias[at];
-            }
-            if params.has_residual != 0u {
-                besides[r] += residual[at];
-            }
-        }
-        for (var start = 0u; start < groups; start += ROOM) {
+        // One pass, unless the row is LONG.
+        for (var start = 0u; start < select(1u, groups, LONG == 1u); start += ROOM) {
             let count = min(ROOM, groups - start);
-            // All blocks have the same input: one that there is room for is prepared once.
-            let prepare = block == 0u || groups > ROOM;
-            // What is needed first is asked for first, and codes before the input is prepared.
-            if prepare {
+            if LONG == 1u && (block > 0u || start > 0u) {
                 load_input(start, count, place);
             }
             var held: array<Codes, ROWS * STEPS>;
             var pairs: array<vec2<f32>, ROWS * STEPS>;
             for (var step = 0u; step < STEPS; step++) {
-                let group = step * LANES + lane;
-                if group < count {
-                    for (var r = 0u; r < ROWS; r++) {
-                        held[step * ROWS + r] = codes32(row_of(result, r), start + group);
-                        pairs[step * ROWS + r] = scale(row_of(result, r), 4u * (start + group));
-                    }
+                let group = start + min(step * LANES + lane, count - 1u);
+                for (var r = 0u; r < ROWS; r++) {
+                    held[step * ROWS + r] = codes32(row_of(result, r), group);
+                    pairs[step * ROWS + r] = scale(row_of(result, r), 4u * group);
                 }
             }
-            if prepare {
+            for (var r = 0u; r < RESULTS; r++) {
+                let at = params.first + min(result + r, params.rows - 1u);
+                biases[r] = bias[params.has_bias * at];
+                residuals[r] = residual[params.has_residual * at];
+            }
+            if LONG == 1u || block == 0u {
+                // All blocks have the same input: one that there is room for is prepared once.
+                make_input(start, count, place);
                 if INPUT == 2u {
                     workgroupBarrier();
                 }
@@ -129,14 +139,12 @@ fn main(place: Place) {
             }
             for (var step = 0u; step < STEPS; step++) {
                 let group = step * LANES + lane;
-                if group < count {
-                    let input = digits_of(group);
-                    for (var r = 0u; r < ROWS; r++) {
-                        sums[r] += group_product(held[step * ROWS + r], pairs[step * ROWS + r], input, group);
-                    }
+                let input = digits_of(group);
+                for (var r = 0u; r < ROWS; r++) {
+                    sums[r] += group_product(held[step * ROWS + r], pairs[step * ROWS + r], input, group);
                 }
             }
-            if groups > ROOM {
+            if LONG == 1u {
                 workgroupBarrier();
             }
         }
@@ -153,7 +161,7 @@ fn main(place: Place) {
                     if GATED == 1u {
                         y[at] = activate(sums[2u * r]) * sums[2u * r + 1u];
                     } else {
-                        y[at] = sums[r] + besides[r];
+                        y[at] = sums[r] + select(0.0, biases[r], params.has_bias != 0u) + select(0.0, residuals[r], params.has_residual != 0u);
                     }
                 }
             }

@@ -8,12 +8,27 @@ fn main(place: Place) {
         return;
     }
     let start = row * params.width;
+    // What comes first is asked for at once and kept.
+    var held: array<vec3<f32>, HELD>;
+    for (var i = 0u; i < HELD; i++) {
+        let c = min(i * THREADS + place.thread, params.width - 1u);
+        held[i] = vec3(x[start + c], r[start + c], w[c]);
+    }
     var squares = vec2(0.0);
-    for (var c = place.thread; c < params.width; c += THREADS) {
+    for (var i = 0u; i < HELD; i++) {
+        squares += select(vec2(0.0), squares_of(held[i].x), i * THREADS + place.thread < params.width);
+    }
+    for (var c = HELD * THREADS + place.thread; c < params.width; c += THREADS) {
         squares += squares_of(x[start + c]);
     }
     let inverse = inverse_rms(squares, params.width, params.eps, place);
-    for (var c = place.thread; c < params.width; c += THREADS) {
+    for (var i = 0u; i < HELD; i++) {
+        let c = i * THREADS + place.thread;
+        if c < params.width {
+            y[start + c] = with_factor(held[i].y + held[i].x * inverse * held[i].z, c);
+        }
+    }
+    for (var c = HELD * THREADS + place.thread; c < params.width; c += THREADS) {
         y[start + c] = with_factor(r[start + c] + x[start + c] * inverse * w[c], c);
     }
 }

@@ -18,16 +18,27 @@ fn main(place: Place) {
         return;
     }
     let start = row * params.width;
+    // What comes first is asked for at once and kept.
+    var held: array<vec2<f32>, HELD>;
+    for (var i = 0u; i < HELD; i++) {
+        let c = min(i * THREADS + place.thread, params.width - 1u);
+        held[i] = vec2(x[start + c], w[params.has_w * c]);
+    }
     var squares = vec2(0.0);
-    for (var c = place.thread; c < params.width; c += THREADS) {
+    for (var i = 0u; i < HELD; i++) {
+        squares += select(vec2(0.0), squares_of(held[i].x), i * THREADS + place.thread < params.width);
+    }
+    for (var c = HELD * THREADS + place.thread; c < params.width; c += THREADS) {
         squares += squares_of(x[start + c]);
     }
     let inverse = inverse_rms(squares, params.width, params.eps, place);
-    for (var c = place.thread; c < params.width; c += THREADS) {
-        var value = x[start + c] * inverse;
-        if params.has_w != 0u {
-            value *= w[c];
+    for (var i = 0u; i < HELD; i++) {
+        let c = i * THREADS + place.thread;
+        if c < params.width {
+            y[start + c] = held[i].x * inverse * select(1.0, held[i].y, params.has_w != 0u);
         }
-        y[start + c] = value;
+    }
+    for (var c = HELD * THREADS + place.thread; c < params.width; c += THREADS) {
+        y[start + c] = x[start + c] * inverse * select(1.0, w[params.has_w * c], params.has_w != 0u);
     }
 }

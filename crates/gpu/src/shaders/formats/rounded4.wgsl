@@ -24,7 +24,11 @@ fn word_dot(word: u32, x: vec4<u32>) -> vec2<i32> {
     );
 }
 
-// The codes' dot products with the high and with the low digits of a group.
-fn codes_dot(c: Codes, d: Digits) -> vec2<i32> {
-    return (word_dot(c.words.x, d.a) + word_dot(c.words.y, d.b)) + (word_dot(c.words.z, d.c) + word_dot(c.words.w, d.d));
+// The dot products of the first and of the second half of the codes with the high and with the low digits of two eights.
+fn first_dot(c: Codes, a: vec4<u32>, b: vec4<u32>) -> vec2<i32> {
+    return word_dot(c.words.x, a) + word_dot(c.words.y, b);
+}
+
+fn second_dot(c: Codes, a: vec4<u32>, b: vec4<u32>) -> vec2<i32> {
+    return word_dot(c.words.z, a) + word_dot(c.words.w, b);
 }

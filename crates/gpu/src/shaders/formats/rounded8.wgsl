@@ -23,7 +23,11 @@ fn pair_dot(words: vec2<u32>, x: vec4<u32>) -> vec2<i32> {
     );
 }
 
-// The codes' dot products with the high and with the low digits of a group.
-fn codes_dot(c: Codes, d: Digits) -> vec2<i32> {
-    return (pair_dot(c.first.xy, d.a) + pair_dot(c.first.zw, d.b)) + (pair_dot(c.second.xy, d.c) + pair_dot(c.second.zw, d.d));
+// The dot products of the first and of the second half of the codes with the high and with the low digits of two eights.
+fn first_dot(c: Codes, a: vec4<u32>, b: vec4<u32>) -> vec2<i32> {
+    return pair_dot(c.first.xy, a) + pair_dot(c.first.zw, b);
+}
+
+fn second_dot(c: Codes, a: vec4<u32>, b: vec4<u32>) -> vec2<i32> {
+    return pair_dot(c.second.xy, a) + pair_dot(c.second.zw, b);
 }

@@ -1,12 +1,12 @@
 // Four neighbouring threads.
-var<workgroup> quad_values: array<f32, THREADS>;
+var<workgroup> quad_values: array<u32, THREADS>;
 
 fn index_of(place: Place) -> u32 {
     return place.thread;
 }
 
 // All threads of the workgroup must call these.
-fn quad_max(value: f32, place: Place) -> f32 {
+fn quad_max(value: u32, place: Place) -> u32 {
     quad_values[place.thread] = value;
     workgroupBarrier();
     let i = place.thread / 4u * 4u;
@@ -15,12 +15,11 @@ fn quad_max(value: f32, place: Place) -> f32 {
     return largest;
 }
 
-// Of numbers below 2^24.
 fn quad_sum(value: i32, place: Place) -> i32 {
-    quad_values[place.thread] = f32(value);
+    quad_values[place.thread] = bitcast<u32>(value);
     workgroupBarrier();
     let i = place.thread / 4u * 4u;
     let sum = (quad_values[i] + quad_values[i + 1u]) + (quad_values[i + 2u] + quad_values[i + 3u]);
     workgroupBarrier();
-    return i32(sum);
+    return bitcast<i32>(sum);
 }

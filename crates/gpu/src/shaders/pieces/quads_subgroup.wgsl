@@ -4,7 +4,7 @@ fn index_of(place: Place) -> u32 {
 }
 
 // All threads of the workgroup must call these.
-fn quad_max(value: f32, place: Place) -> f32 {
+fn quad_max(value: u32, place: Place) -> u32 {
     let two = max(value, subgroupShuffleXor(value, 1u));
     return max(two, subgroupShuffleXor(two, 2u));
 }

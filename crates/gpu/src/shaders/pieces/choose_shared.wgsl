@@ -7,8 +7,9 @@ const MOST_CHOSEN: u32 = 32u;
 var<workgroup> chosen: array<u32, MOST_CHOSEN>;
 var<workgroup> expert_keys: array<u32, THREADS>;
 
-// `expert_key(e)`, above 0, is the kernel's own. Uses what rounding uses later. All threads of the workgroup must call it.
-fn choose(experts: u32, top_k: u32, place: Place) {
+// The expert of slot `slot`. `logits`, `has_biases()` and `with_bias(logit, e)` are the kernel's own. Uses what rounding uses later. All
+// threads of the workgroup must call it.
+fn choose(experts: u32, top_k: u32, slot: u32, place: Place) -> u32 {
     let candidates = (experts + BLOCK - 1u) / BLOCK * top_k;
     // Nobody's key is 0. Whole 64s are looked through.
     for (var i = place.thread; i < 256u; i += THREADS) {
@@ -18,7 +19,12 @@ fn choose(experts: u32, top_k: u32, place: Place) {
         let e = first + place.thread;
         var own = 0u;
         if e < experts {
-            own = expert_key(e);
+            var score = logits[e];
+            if has_biases() {
+                score = with_bias(score, e);
+            }
+            // What is not a number comes after all others.
+            own = max(key_of(score, 1u), 1u);
         }
         expert_keys[place.thread] = own;
         workgroupBarrier();
@@ -49,4 +55,14 @@ fn choose(experts: u32, top_k: u32, place: Place) {
         }
     }
     workgroupBarrier();
+    return chosen[slot];
+}
+
+// The expert chosen in place `k`, the thread's own, after as many were chosen.
+fn chosen_by(k: u32, place: Place) -> u32 {
+    return chosen[k];
+}
+
+fn best_chosen(place: Place) -> u32 {
+    return chosen[0];
 }
