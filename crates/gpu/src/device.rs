@@ -141,11 +141,10 @@ impl Device {
         let experimental = unsafe { wgpu::ExperimentalFeatures::enabled() };
         // What the adapter allows: kernels keep to wgpu's defaults, but buffers of weights profit from all there is.
         let limits = raw.limits();
-        // On Metal a kernel may get fewer than the device has, which nobody has tried: wgpu's default.
-        let most_threads = match raw.get_info().backend {
-            wgpu::Backend::Metal => wgpu::Limits::default().max_compute_invocations_per_workgroup,
-            _ => limits.max_compute_invocations_per_workgroup,
-        };
+        // On Metal a kernel may get fewer than the device has, which nobody has tried.
+        let metal = raw.get_info().backend == wgpu::Backend::Metal;
+        let allowed = if metal || options.defaults_only { &wgpu::Limits::default() } else { &limits };
+        let most_threads = allowed.max_compute_invocations_per_workgroup;
         let largest_binding = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size) / 16 * 16;
         let largest_part = options.largest_part.map_or(largest_binding, |most| most.min(largest_binding));
         let descriptor = wgpu::DeviceDescriptor {

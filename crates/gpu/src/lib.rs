@@ -66,7 +66,7 @@ pub struct Options {
     pub numerics: Numerics,
     /// Most bytes of weights in one buffer, if less than the adapter allows: for tests of weights in several parts.
     pub largest_part: Option<u64>,
-    /// Do without what not every adapter has (subgroup operations, matrix units): for tests.
+    /// Do without what not every adapter has (subgroup operations, matrix units, workgroups of more than 256 threads): for tests.
     pub defaults_only: bool,
     /// Whether to measure the time spent in each kernel, where the adapter can.
     pub profile: bool,

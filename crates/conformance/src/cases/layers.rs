@@ -93,6 +93,8 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
             Shared::Absent,
         ),
         ("all experts", 3, [2048, 512], [Q4, Q8], softmax(3, true), Shared::Gated(512)),
+        ("many experts", 300, [64, 64], [Q4, Q8], softmax(10, true), Shared::Absent),
+        ("wide experts", 10, [64, 2112], [Q4, Q8], softmax(8, true), Shared::Absent),
     ] {
         let setup = Experts { experts, d, width, formats, choice, shared };
         cases.push(Case::new(
