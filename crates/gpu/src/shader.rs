@@ -20,7 +20,14 @@ pub(crate) struct Kernel {
     /// Constants beside THREADS, and the values that occur.
     constants: &'static [(&'static str, &'static [u32])],
     /// Values of THREADS that occur.
-    threads: &'static [u32],
+    pub threads: &'static [u32],
+}
+
+impl Kernel {
+    /// The values of a constant that occur.
+    pub fn values(&self, name: &str) -> &'static [u32] {
+        self.constants.iter().find(|(n, _)| *n == name).map_or(&[], |(_, values)| values)
+    }
 }
 
 /// What a kernel is put together from.
@@ -122,7 +129,7 @@ pub(crate) mod kernels {
         EXPERTS_DOWN = "experts_down", [Codes, Input, Totals], 5 => 1, [128], "ROWS" in [4],
             "ALIGNED" in [0, 1];
         EXPERTS_DOWN_ROUNDED = "experts_down_rounded", [WholeCodes, Totals], 5 => 1,
-            [32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 512], "ROWS" in [4, 8], "LONG" in [0, 1];
+            [32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 512], "ROWS" in [4], "LONG" in [0, 1];
         EXPERTS_UP_ROUNDED = "experts_up_rounded", [Lanes, Quads, WholeCodes, Rounded, Order, Choose, Sum, Rms, Activation],
             6 => 2, [256, 512], "LANES" in [32], "STEPS" in [2, 3, 4], "ROWS" in [2, 4], "KEYS" in [2, 4, 8, 16], "LONG" in [0, 1],
             "ACTIVATION" in [0, 1];
@@ -192,9 +199,7 @@ impl Variant {
 
     /// Whether this is one of the variants that tests have seen.
     pub fn declared(&self) -> bool {
-        let known = |(name, value): &(&str, u32)| {
-            self.kernel.constants.iter().any(|(n, values)| n == name && values.contains(value))
-        };
+        let known = |(name, value): &(&str, u32)| self.kernel.values(name).contains(value);
         self.kernel.threads.contains(&self.threads)
             && self.constants.len() == self.kernel.constants.len()
             && self.constants.iter().all(known)

@@ -30,9 +30,6 @@ const STEP_CHUNK: usize = 32;
 const STEP_QUADS: usize = 640;
 const STEP_BUSY: usize = 256;
 
-/// Fours of words that a thread has of a key.
-const KEY_STEPS: [usize; 7] = [1, 2, 4, 8, 9, 16, 18];
-
 /// Channels of a workgroup that puts splits together.
 const MERGED_CHANNELS: usize = 32;
 
@@ -281,7 +278,9 @@ impl Gpu {
         let quads = key_words * values_in_word / 4;
         let group = spec.heads / key_heads;
         let rows = [8, 4, 2].into_iter().find(|r| r * quads <= STEP_QUADS && *r < 2 * group).unwrap_or(1);
-        let steps = KEY_STEPS.into_iter().find(|steps| key_words.div_ceil(4) <= steps * STEP_LANES);
+        // Fours of words that a thread has of a key.
+        let mut steps = kernels::ATTENTION_STEP.values("KEY_STEPS").iter();
+        let steps = steps.find(|steps| key_words.div_ceil(4) <= **steps as usize * STEP_LANES);
         let whole = [key_words, value_stride, width, width_more].iter().all(|n| n.is_multiple_of(4));
         let (Some(steps), true) = (steps, whole && rows * quads <= STEP_QUADS) else { return Ok(false) };
         let value_fours = value_words.div_ceil(4);
@@ -320,7 +319,7 @@ impl Gpu {
             .with("LANES", STEP_LANES as u32)
             .with("HALF", half(cache.shape.float))
             .with("ROWS", rows as u32)
-            .with("KEY_STEPS", steps as u32)
+            .with("KEY_STEPS", *steps)
             .with("QUERY_QUADS", STEP_QUADS as u32);
         let grid = [blocks as u32, key_heads as u32, (splits * chunks) as u32];
         let gates = gate.map_or(*q, |gate| gate.x).buffer();

@@ -27,14 +27,8 @@ const MANY_OF_MANY_ROWS: usize = 1056;
 const UP_ROWS: usize = 4;
 const DOWN_ROWS: usize = 4;
 
-/// Threads of a workgroup that has some rows of all experts' down, of which each thread has one group.
-const DOWN_THREADS: [usize; 12] = [32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 512];
-
 /// Experts that come into question after each block of 32 has chosen, at most, and experts of a token.
 const MOST_CANDIDATES: usize = 256;
-
-/// Logits that a thread has when a subgroup chooses, which is the other way.
-const KEYS: [usize; 4] = [2, 4, 8, 16];
 const MOST_CHOSEN: usize = 32;
 
 /// What the input of a product is made of.
@@ -63,6 +57,12 @@ pub(crate) struct Besides<'a> {
     pub residual: Option<&'a Tensor>,
     /// The second half of the rows is multiplied with the activated first.
     pub glu: Option<Activation>,
+}
+
+/// Logits of so many experts that a thread has when a subgroup chooses; `None` if they are too many.
+fn keys_for(experts: usize) -> Option<u32> {
+    let mut keys = kernels::EXPERTS_UP_ROUNDED.values("KEYS").iter().copied();
+    keys.find(|keys| experts <= 32 * *keys as usize)
 }
 
 impl Gpu {
@@ -177,7 +177,7 @@ impl Gpu {
         };
         let whole = |stack: &Stack| stack.parts.len() == 1 && self.rounds(1, stack);
         weights.count.div_ceil(32) * top_k <= MOST_CANDIDATES
-            && weights.count <= KEYS[KEYS.len() - 1] * 32
+            && keys_for(weights.count).is_some()
             && weights.width.is_multiple_of(GROUP)
             && top_k < MOST_CHOSEN
             && matches!(&weights.up, UpStacks::Alternating(up) if whole(up))
@@ -210,7 +210,7 @@ impl Gpu {
         let rows = 2 * weights.width;
         // Room for what choosing needs.
         let steps = Self::team(up.cols / GROUP)[1].max(2);
-        let keys = KEYS.into_iter().find(|keys| weights.count <= keys * 32).expect("asked before");
+        let keys = keys_for(weights.count).expect("asked before");
         // As many rows in a workgroup, whatever its threads.
         let up_rows = if self.wide(up) { UP_ROWS / 2 } else { UP_ROWS };
         let variant = Variant::new(&kernels::EXPERTS_UP_ROUNDED, (UP_ROWS / up_rows * THREADS) as u32)
@@ -218,7 +218,7 @@ impl Gpu {
             .with("LANES", 32)
             .with("STEPS", steps as u32)
             .with("ROWS", up_rows as u32)
-            .with("KEYS", keys as u32)
+            .with("KEYS", keys)
             .with("LONG", u32::from(up.cols / GROUP > 32 * steps))
             .with("ACTIVATION", number(*activation));
         let rest = [rows, weights.count, top_k, slots, kind, usize::from(renormalise)].map(|n| n as u32);
@@ -231,9 +231,10 @@ impl Gpu {
 
         let (down, y) = (&weights.down, self.tensor(1, weights.hidden)?);
         let groups = slots * down.cols / GROUP;
-        let most = self.device.most_threads as usize;
-        let threads = DOWN_THREADS.into_iter().find(|threads| groups <= *threads && *threads <= most);
-        let variant = Variant::new(&kernels::EXPERTS_DOWN_ROUNDED, threads.unwrap_or(THREADS) as u32)
+        // A group for each thread, where there may be as many.
+        let mut threads = kernels::EXPERTS_DOWN_ROUNDED.threads.iter().copied();
+        let threads = threads.find(|t| groups <= *t as usize && *t <= self.device.most_threads);
+        let variant = Variant::new(&kernels::EXPERTS_DOWN_ROUNDED, threads.unwrap_or(THREADS as u32))
             .format(down.format)
             .with("ROWS", DOWN_ROWS as u32)
             .with("LONG", u32::from(threads.is_none()));

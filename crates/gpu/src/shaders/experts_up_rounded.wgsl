@@ -47,7 +47,7 @@ fn load8(n: u32, e: u32) {
     raw_w[n] = Eight(w[2u * e], w[2u * e + 1u]);
 }
 
-fn made8(n: u32, e: u32, local: u32, real: bool) -> Eight {
+fn made8(n: u32, local: u32, real: bool) -> Eight {
     squares += select(vec2(0.0), squares_of8(raw[n].a, raw[n].b), real);
     return Eight(raw[n].a * raw_w[n].a, raw[n].b * raw_w[n].b);
 }
@@ -136,7 +136,7 @@ fn main(place: Place) {
                 pairs[step * ROWS + r] = scale(row, 4u * group);
             }
         }
-        make_input(start, count, place);
+        make_input(count, place);
         round_input(start, count, place);
         publish_sum(squares, place);
         workgroupBarrier();

@@ -56,7 +56,7 @@ fn load8(n: u32, e: u32) {
     }
 }
 
-fn made8(n: u32, e: u32, local: u32, real: bool) -> Eight {
+fn made8(n: u32, local: u32, real: bool) -> Eight {
     let v = raw[n];
     if INPUT == 0u {
         return v;
@@ -127,7 +127,7 @@ fn main(place: Place) {
             }
             if LONG == 1u || block == 0u {
                 // All blocks have the same input: one that there is room for is prepared once.
-                make_input(start, count, place);
+                make_input(count, place);
                 if INPUT == 2u {
                     workgroupBarrier();
                 }

@@ -24,6 +24,5 @@ fn inverse_rms(squares: vec2<f32>, width: u32, eps: f32, place: Place) -> f32 {
     return inverse_of(workgroup_sum(squares, place), width, eps);
 }
 
-// Values that a thread keeps from the sum of squares to the norm, where a kernel keeps any: all of a row that is not longer than as many
-// workgroups.
+// Values that a thread keeps from the sum of squares to the norm, where a kernel keeps any: all it has of a row of HELD * THREADS.
 const HELD: u32 = 4u;

@@ -55,12 +55,14 @@ fn load_input(first: u32, count: u32, place: Place) {
     }
 }
 
-// What was loaded becomes the input. Each kernel has its own `made8(n, e, local)`, eight values.
-fn make_input(first: u32, count: u32, place: Place) {
+// What was loaded becomes the input. Each kernel has its own `made8(n, local, real)`, eight values, which
+// are real or repeat the last.
+fn make_input(count: u32, place: Place) {
     for (var n = 0u; n < EACH; n++) {
         let e = n * THREADS + index_of(place);
-        let made = made8(n, 4u * first + min(e, 4u * count - 1u), e, e < 4u * count);
-        eights[n] = Eight(select(vec4(0.0), made.a, e < 4u * count), select(vec4(0.0), made.b, e < 4u * count));
+        let real = e < 4u * count;
+        let made = made8(n, e, real);
+        eights[n] = Eight(select(vec4(0.0), made.a, real), select(vec4(0.0), made.b, real));
     }
 }
 
