@@ -52,7 +52,14 @@ impl<B: Backend> Batch<B> {
         Ok(Self { tokens, spans, data })
     }
 
-    /// All token ids, span after span.
+    /// The batch of one token that the machine [chooses](Backend::choose), at `position` of its sequence.
+    pub fn following(backend: &B, chosen: &B::Chosen, position: usize) -> Result<Self> {
+        let span = Span { row: 0, len: 1, position };
+        let data = backend.prepare_chosen(chosen, span)?;
+        Ok(Self { tokens: vec![0], spans: vec![span], data })
+    }
+
+    /// All token ids, span after span; 0 for one that only the machine knows.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }

@@ -40,6 +40,8 @@ pub trait Backend: Sized + 'static {
     type BatchData;
     /// A step that was recorded to be started later; `()` where there is no such thing.
     type Recorded;
+    /// A token that the machine has chosen, or will have.
+    type Chosen;
 
     // ---- The machine ----
 
@@ -137,6 +139,28 @@ pub trait Backend: Sized + 'static {
     fn start(&self, recorded: Self::Recorded, batch: &Batch<Self>, token: u32) -> Result<()> {
         let _ = (recorded, batch, token);
         Err(Error::Unsupported("this machine does not record steps ahead".into()))
+    }
+
+    // ---- Tokens that the machine chooses ----
+
+    /// Chooses the token that [`read_top`](Self::read_top) would find first for the one row of `logits`, and starts everything up to that: a step
+    /// that [follows](Batch::following) can be recorded before the host knows the token. Only where steps are
+    /// [recorded ahead](Self::records_ahead).
+    fn choose(&self, logits: &Self::Tensor) -> Result<Self::Chosen> {
+        let _ = logits;
+        Err(Error::Unsupported("this machine does not choose tokens".into()))
+    }
+
+    /// Prepares the batch of a token that was chosen so.
+    fn prepare_chosen(&self, chosen: &Self::Chosen, span: Span) -> Result<Self::BatchData> {
+        let _ = (chosen, span);
+        Err(Error::Unsupported("this machine does not choose tokens".into()))
+    }
+
+    /// Waits for a token that was chosen, not for what has been started since; with its logit.
+    fn read_chosen(&self, chosen: Self::Chosen) -> Result<(u32, f32)> {
+        let _ = chosen;
+        Err(Error::Unsupported("this machine does not choose tokens".into()))
     }
 
     // ---- Rows and columns ----

@@ -79,6 +79,7 @@ impl Backend for Cpu {
     type Recurrent = Recurrent;
     type BatchData = Turns;
     type Recorded = ();
+    type Chosen = ();
 
     fn description(&self) -> String {
         let threads = self.machine.pool.threads();

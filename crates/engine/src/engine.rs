@@ -255,14 +255,24 @@ impl<B: Backend> Engine<B> {
     }
 
     /// The same, and runs the token that was chosen: its step is recorded while the device is busy with the one before, so that nothing
-    /// but the token has to be told when it is known. The sequence has then seen the token, whatever it means to the caller.
+    /// but the token has to be told when it is known. Where the likeliest is wanted, the device chooses it, and the one after it, which is
+    /// kept in `chosen`, and goes on by itself. The sequence has then seen the token, whatever it means to the caller.
     fn sample_and_step(
         &self,
         sequence: &mut Sequence<B>,
         logits: &B::Tensor,
         sampler: &mut Sampler,
+        chosen: &mut Option<B::Chosen>,
     ) -> Result<u32, Error> {
+        let backend = self.model.backend();
         let mut run = || {
+            if sampler.needed() == Some(1) {
+                let present = chosen.take().map_or_else(|| backend.choose(logits), Ok)?;
+                let (next_logits, next) = self.model.step_chosen(&present, &mut sequence.state)?;
+                *chosen = Some(next);
+                let likeliest = backend.read_chosen(present)?;
+                return Ok((sampler.sample_largest(&[likeliest])?.id, next_logits));
+            }
             let ahead = self.model.step_ahead(&mut sequence.state)?;
             let id = self.sample(logits, &sequence.tokens, sampler)?;
             Ok((id, self.model.start(ahead, id)?))
@@ -358,6 +368,7 @@ impl<B: Backend> Engine<B> {
             decode_time: Duration::ZERO,
         };
         let started = Instant::now();
+        let mut chosen = None;
         generated.finish = loop {
             let Some(logits) = &sequence.logits else { break Finish::Stopped };
             if generated.ids.len() == task.max_tokens.unwrap_or(usize::MAX) {
@@ -367,7 +378,7 @@ impl<B: Backend> Engine<B> {
             let last = full || Some(generated.ids.len() + 1) == task.max_tokens;
             let ahead = !last && self.model.records_ahead();
             let id = match ahead {
-                true => self.sample_and_step(sequence, &logits.clone(), sampler)?,
+                true => self.sample_and_step(sequence, &logits.clone(), sampler, &mut chosen)?,
                 false => self.sample(logits, &sequence.tokens, sampler)?,
             };
             if task.end_ids.contains(&id) {

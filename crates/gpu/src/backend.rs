@@ -18,8 +18,8 @@ use crate::ops::route;
 use crate::recurrent::floats;
 use crate::weights::{SharedExpert, Source, UpStacks};
 use crate::{
-    Experts, Gpu, HeadMatrices, KvCache, Matrix, Numerics, Positions, Recorded, Recurrent, Rope, Routes,
-    Tensor,
+    Chosen, Experts, Gpu, HeadMatrices, KvCache, Matrix, Numerics, Positions, Recorded, Recurrent, Rope,
+    Routes, Tensor,
 };
 
 impl Gpu {
@@ -91,6 +91,7 @@ impl Backend for Gpu {
     type Recurrent = Recurrent;
     type BatchData = Positions;
     type Recorded = Recorded;
+    type Chosen = Chosen;
 
     fn description(&self) -> String {
         let adapter = self.adapter();
@@ -218,6 +219,19 @@ impl Backend for Gpu {
         recorded.replace(&batch.data().tokens, &token.to_ne_bytes())?;
         self.start_recorded(recorded);
         Ok(())
+    }
+
+    fn choose(&self, logits: &Tensor) -> Result<Chosen> {
+        check::equal("choose", "the rows of logits", logits.shape().rows, 1)?;
+        self.choose_largest(logits)
+    }
+
+    fn prepare_chosen(&self, chosen: &Chosen, span: Span) -> Result<Positions> {
+        self.positions_of(chosen.token().clone(), &[span])
+    }
+
+    fn read_chosen(&self, chosen: Chosen) -> Result<(u32, f32)> {
+        self.chosen(chosen)
     }
 
     fn reshape(&self, x: Tensor, rows: usize, cols: usize) -> Result<Tensor> {
@@ -361,7 +375,8 @@ impl Backend for Gpu {
         check::equal("matmul_add", "the residual", residual.shape(), shape)?;
         let input = Prepared::GatedNorm([v, z], norm);
         if self.prepares(&input, &weight.stack) {
-            let besides = Besides { bias: weight.bias.as_ref(), residual: Some(&residual), glu: None };
+            let bias = weight.bias.as_ref();
+            let besides = Besides { bias, residual: Some(&residual), ..Besides::default() };
             let rows = weight.first..weight.first + weight.rows;
             return self.rounded_product(&input, &weight.stack, rows, &besides);
         }
@@ -508,6 +523,9 @@ impl Backend for Gpu {
             && (cache.shape.heads, cache.shape.key_dim, cache.shape.value_dim) == (1, rank + pe, 0)
             && span.position == cache.len()
         {
+            if let Some(y) = self.latent_heads([q, kv], weights, batch, span, cache, spec)? {
+                return Ok(y);
+            }
             let [q, q_pe] = self.latent_step([q, kv], weights, batch, span, cache, spec.heads)?;
             return self.mla(&q, &q_pe, &weights.mla, batch, &[&**cache], spec);
         }
@@ -597,15 +615,16 @@ impl Backend for Gpu {
         own.map_or(Ok(()), |own| check::vector("rms_norm", "w", own.w.shape(), h.shape().cols))?;
         let input = Prepared::Norm(h, own.unwrap_or(norm));
         let bias = router.bias.as_ref();
-        if h.shape().rows == 1 && self.steps_experts(experts, routing) {
+        let simple = router.stack.parts.len() == 1 && h.shape().cols.is_multiple_of(8);
+        if h.shape().rows == 1 && simple && self.steps_experts(experts, routing) {
+            let digits = Self::digits_for(experts, norm.w);
             let logits = if self.prepares(&input, &router.stack) {
-                self.rounded_product(&input, &router.stack, rows, &Besides { bias, ..Besides::default() })?
+                let besides = Besides { bias, digits: Some(digits), ..Besides::default() };
+                self.rounded_product(&input, &router.stack, rows, &besides)?
             } else {
-                let Norm { w, eps } = own.unwrap_or(norm);
-                let x = self.rms_norm_of(h, Some(w), h.shape().cols, eps)?;
-                self.product_with(&self.input(&x)?, &router.stack, rows, bias, None)?
+                self.norm_product(h, own.unwrap_or(norm), &router.stack, rows, bias, digits)?
             };
-            return self.experts_step(h, norm, &logits, weights, add);
+            return self.experts_step(h, &logits, weights, add);
         }
         let x = self.rms_norm_of(h, Some(norm.w), h.shape().cols, norm.eps)?;
         let x = self.input(&x)?;

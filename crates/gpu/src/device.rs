@@ -97,6 +97,8 @@ pub(crate) struct Device {
     pub rounds: bool,
     /// Fewest threads of a subgroup; 0 where there are none.
     pub subgroup: u32,
+    /// Most threads of a subgroup; 1 where there are none.
+    pub largest_subgroup: u32,
     /// Most bytes of one binding.
     pub largest_binding: u64,
     /// Most threads that a workgroup is given.
@@ -143,7 +145,10 @@ impl Device {
         let limits = raw.limits();
         // On Metal a kernel may get fewer than the device has, which nobody has tried.
         let metal = raw.get_info().backend == wgpu::Backend::Metal;
-        let allowed = if metal || options.defaults_only { &wgpu::Limits::default() } else { &limits };
+        // Those with more threads need more memory, too.
+        let small = limits.max_compute_workgroup_storage_size < 32 << 10;
+        let allowed =
+            if metal || small || options.defaults_only { &wgpu::Limits::default() } else { &limits };
         let most_threads = allowed.max_compute_invocations_per_workgroup;
         let largest_binding = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size) / 16 * 16;
         let largest_part = options.largest_part.map_or(largest_binding, |most| most.min(largest_binding));
@@ -176,9 +181,9 @@ impl Device {
             })
         });
         let info = raw.get_info();
-        let subgroup = match features.contains(wgpu::Features::SUBGROUP) {
-            true => info.subgroup_min_size,
-            false => 0,
+        let (subgroup, largest_subgroup) = match features.contains(wgpu::Features::SUBGROUP) {
+            true => (info.subgroup_min_size, info.subgroup_max_size),
+            false => (0, 1),
         };
         Ok(Self {
             memory: memory(raw),
@@ -189,6 +194,7 @@ impl Device {
             matrices,
             rounds: options.numerics == Numerics::Fast,
             subgroup,
+            largest_subgroup,
             largest_binding,
             most_threads,
             largest_part,

@@ -28,6 +28,7 @@ pub use commands::Recorded;
 pub use device::{Adapter, Choice, adapters};
 pub use ops::rope::{Positions, Rope};
 pub use ops::route::Routes;
+pub use ops::top::Chosen;
 pub use recurrent::Recurrent;
 pub use slots::Streaming;
 pub use tensor::Tensor;

@@ -21,6 +21,8 @@ const USAGE: wgpu::BufferUsages =
 pub(crate) struct Pool {
     device: Arc<Device>,
     common: Arc<Shelf>,
+    /// For what outlives its step.
+    lasting: Arc<Shelf>,
     apart: Mutex<Apart>,
 }
 
@@ -79,7 +81,8 @@ impl Drop for Shelf {
 
 impl Pool {
     pub fn new(device: Arc<Device>) -> Self {
-        Self { common: Shelf::new(device.clone()), device, apart: Mutex::default() }
+        let [common, lasting] = [(); 2].map(|()| Shelf::new(device.clone()));
+        Self { common, lasting, device, apart: Mutex::default() }
     }
 
     fn apart(&self) -> MutexGuard<'_, Apart> {
@@ -106,8 +109,17 @@ impl Pool {
     /// A buffer of at least `len` bytes, with what earlier use has left in it.
     pub fn take(&self, len: u64) -> Result<Buffer> {
         self.reachable("an operation's activations", len, "take fewer tokens in a step (--chunk)")?;
-        let size = size_for(len).min(self.device.largest_binding);
         let shelf = self.apart().used.get(&thread::current().id()).unwrap_or(&self.common).clone();
+        self.take_from(shelf, len)
+    }
+
+    /// The same for what is kept beyond its step: not from among those that return in the same order at every step, and remain in it.
+    pub fn take_lasting(&self, len: u64) -> Result<Buffer> {
+        self.take_from(self.lasting.clone(), len)
+    }
+
+    fn take_from(&self, shelf: Arc<Shelf>, len: u64) -> Result<Buffer> {
+        let size = size_for(len).min(self.device.largest_binding);
         let found = shelf.free().get_mut(&size).and_then(Vec::pop);
         let named = match found {
             Some(named) => named,

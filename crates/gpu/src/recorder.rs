@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
@@ -56,6 +57,13 @@ struct State {
     groups: HashMap<Vec<u64>, wgpu::BindGroup>,
     /// Present when times are wanted.
     clock: Option<Clock>,
+}
+
+/// What is on its way to the host: so many bytes of each of some buffers.
+pub(crate) struct Reading<const N: usize> {
+    staging: wgpu::Buffer,
+    receiver: Receiver<std::result::Result<(), wgpu::BufferAsyncError>>,
+    lens: [u64; N],
 }
 
 /// Which bytes are copied from one buffer into another.
@@ -219,8 +227,13 @@ impl Recorder {
             clock.resolve(state.commands.encoder(&self.device));
         }
         state.before = state.commands.recorded;
+        let t0 = Instant::now();
         let (numbers, commands) = state.commands.finish(&self.device);
+        let t1 = Instant::now();
         self.send(&numbers, commands);
+        if std::env::var_os("TRY_HOST").is_some() {
+            eprintln!("TRY {} dispatches: finish {:?} send {:?}", state.before, t1 - t0, t1.elapsed());
+        }
         if let Some(clock) = &mut state.clock {
             clock.collect(&self.device);
         }
@@ -231,8 +244,13 @@ impl Recorder {
 
     fn send(&self, numbers: &[u8], commands: wgpu::CommandBuffer) {
         self.gate.wait();
+        let t0 = Instant::now();
         self.device.queue.write_buffer(&self.params, 0, numbers);
+        let t1 = Instant::now();
         self.device.queue.submit([commands]);
+        if std::env::var_os("TRY_HOST").is_some() {
+            eprintln!("TRY write {:?} submit {:?}", t1 - t0, t1.elapsed());
+        }
     }
 
     /// Whether dispatches are timed, each on its own: such ones cannot be started later.
@@ -270,6 +288,14 @@ impl Recorder {
 
     /// Waits for everything recorded, and returns the first `len` bytes of each buffer.
     pub fn read<const N: usize>(&self, wanted: [(&Buffer, u64); N]) -> Result<[Vec<u8>; N]> {
+        let reading = self.begin_read(wanted)?;
+        // The device will have nothing to do then.
+        self.state().before = 0;
+        self.finish_read(reading)
+    }
+
+    /// Starts everything recorded, and a copy of the first `len` bytes of each buffer to the host.
+    pub fn begin_read<const N: usize>(&self, wanted: [(&Buffer, u64); N]) -> Result<Reading<N>> {
         if self.state().captures.contains_key(&thread::current().id()) {
             return Err(Error::Unsupported(
                 "nothing can be read of a step that is recorded for later".into(),
@@ -288,12 +314,19 @@ impl Recorder {
             }
         });
         self.submit();
-        self.state().before = 0;
+        // It has something to do meanwhile.
+        self.state().before = PER_SUBMISSION;
         let (sender, receiver) = std::sync::mpsc::channel();
         staging.map_async(wgpu::MapMode::Read, .., move |result| {
-            // The receiver lives until the result has come.
+            // Nobody waits for it, if nobody wants it any more.
             let _ = sender.send(result);
         });
+        Ok(Reading { staging, receiver, lens: wanted.map(|(_, len)| len) })
+    }
+
+    /// Waits for what is being read.
+    pub fn finish_read<const N: usize>(&self, reading: Reading<N>) -> Result<[Vec<u8>; N]> {
+        let Reading { staging, receiver, lens } = reading;
         let broken = |why: String| Error::Device(format!("{}: {why}", self.device.adapter.name));
         // A device that is soon ready is looked at again and again: it would wait while this thread is woken.
         let until = Instant::now() + if self.device.adapter.software { Duration::ZERO } else { SOON };
@@ -319,7 +352,7 @@ impl Recorder {
         mapped.map_err(|e| broken(e.to_string()))?;
         let view = staging.get_mapped_range(..).map_err(|e| broken(e.to_string()))?;
         let mut from = 0;
-        let bytes = wanted.map(|(_, len)| {
+        let bytes = lens.map(|len| {
             let bytes = view[from..from + len as usize].to_vec();
             from += len.next_multiple_of(8) as usize;
             bytes

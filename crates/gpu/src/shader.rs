@@ -55,8 +55,14 @@ enum Piece {
     Quads,
     /// Codes of a weight as whole numbers, in its format.
     WholeCodes,
-    /// Inputs rounded to whole numbers.
+    /// How values become digits.
+    Rounding,
+    /// Inputs as digits.
     Rounded,
+    /// Inputs that a workgroup rounds for itself.
+    RoundedInput,
+    /// Inputs of experts, rounded beside the router.
+    Digits,
     /// The best experts of one token.
     Choose,
     /// Products of many rows with many inputs.
@@ -65,6 +71,8 @@ enum Piece {
     Store,
     /// Four words of a cache at a time.
     Fours,
+    /// Attention of one token.
+    Attend,
     /// What a mask lets a token see.
     Seen,
     /// Gates of a Gated DeltaNet.
@@ -113,9 +121,13 @@ pub(crate) mod kernels {
         APPEND = "append", [Store], 2 => 1, [128], "HALF" in [0, 1];
         ATTENTION = "attention", [Store, Seen], 4 => 1, [128], "HALF" in [0, 1], "ROWS" in [1, 2, 4, 8],
             "WORDS" in [1, 2, 4], "QUERY_QUADS" in [512];
-        ATTENTION_MERGE = "attention_merge", [], 2 => 1, [128];
-        ATTENTION_STEP = "attention_step", [Lanes, Store, Fours], 5 => 1, [256], "LANES" in [8], "HALF" in [0, 1],
-            "ROWS" in [1, 2, 4, 8], "KEY_STEPS" in [1, 2, 4, 8, 9, 16, 18], "QUERY_QUADS" in [640];
+        ATTENTION_MERGE = "attention_merge", [], 2 => 1, [256];
+        ATTENTION_HEADS = "attention_heads", [Lanes, Store, Fours, Attend, Sum, Rms], 4 => 3, [256, 512], "LANES" in [8],
+            "HALF" in [0, 1], "ROWS" in [1], "KEY_STEPS" in [1, 2, 4, 8, 16], "VALUE_LANES" in [8, 16, 32, 64, 128],
+            "QUERY_QUADS" in [1], "EACH" in [1, 2, 4, 8];
+        ATTENTION_STEP = "attention_step", [Lanes, Store, Fours, Attend], 5 => 1, [256], "LANES" in [8], "HALF" in [0, 1],
+            "ROWS" in [1, 2, 4, 8], "KEY_STEPS" in [1, 2, 4, 8, 9, 16, 18], "VALUE_LANES" in [8, 16, 32, 64, 128],
+            "QUERY_QUADS" in [640, 1024];
         ATTENTION_TILES = "attention_tiles", [Seen], 4 => 1, [256], "SLICES" in [1, 2, 4, 8], "MATRICES" in [1];
         COMBINE = "combine", [], 4 => 1, [128];
         COMBINE_NORM = "combine_norm", [Sum, Rms], 4 => 1, [64, 256, 1024];
@@ -130,9 +142,9 @@ pub(crate) mod kernels {
             "ALIGNED" in [0, 1];
         EXPERTS_DOWN_ROUNDED = "experts_down_rounded", [WholeCodes, Totals], 5 => 1,
             [32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 512], "ROWS" in [4], "LONG" in [0, 1];
-        EXPERTS_UP_ROUNDED = "experts_up_rounded", [Lanes, Quads, WholeCodes, Rounded, Order, Choose, Sum, Rms, Activation],
-            6 => 2, [256, 512], "LANES" in [32], "STEPS" in [2, 3, 4], "ROWS" in [2, 4], "KEYS" in [2, 4, 8, 16], "LONG" in [0, 1],
-            "ACTIVATION" in [0, 1];
+        EXPERTS_UP_ROUNDED = "experts_up_rounded", [Lanes, Quads, WholeCodes, Rounding, Rounded, Order, Choose, Sum, Activation],
+            5 => 2, [256, 512], "LANES" in [32], "STEPS" in [2, 3, 4], "ROWS" in [2, 4], "KEYS" in [2, 4, 8, 16], "LONG" in [0, 1],
+            "ACTIVATION" in [0, 1], "DOWN" in [4, 8];
         EXPERTS_TILED = "experts_tiled", [Codes, Input, Tile, Activation], 6 => 1, [256], "SHARE" in [1, 2, 4, 8],
             "MATRICES" in [0, 1],
             "ACTIVATION" in [0, 1], "GATED" in [0, 1], "ALIGNED" in [0, 1];
@@ -150,16 +162,21 @@ pub(crate) mod kernels {
         HALVES = "halves", [], 2 => 2, [256], "MATRICES" in [1];
         HEAD_TILES = "head_tiles", [], 0 => 2, [128];
         HEADS = "heads", [Codes, Input, Totals], 3 => 1, [64], "ROWS" in [4], "ALIGNED" in [0, 1];
+        HEADS_MERGED = "heads_merged", [Codes, Totals], 3 => 1, [64, 128], "ROWS" in [4];
         HEADS_STEP = "heads_step", [Store, Sum, Rms], 4 => 3, [128], "HALF" in [0, 1], "EACH" in [1, 2, 4, 8];
         HEADS_TURNED = "heads_turned", [Codes], 3 => 1, [64];
+        LATENT_HEADS = "latent_heads", [Codes, Lanes, Store, Fours, Attend, Sum, Rms], 6 => 2, [256], "LANES" in [8],
+            "HALF" in [0, 1], "ROWS" in [1], "KEY_STEPS" in [1, 2, 4, 9, 18], "VALUE_LANES" in [8, 16, 32, 64, 128],
+            "QUERY_QUADS" in [1];
         LATENT_STEP = "latent_step", [Store, Sum, Rms], 4 => 3, [128], "HALF" in [0, 1];
         MATMUL = "matmul", [Linear, Codes, Input, Tile], 6 => 1, [256], "SHARE" in [1, 2, 4, 8], "MATRICES" in [0, 1],
             "ALIGNED" in [0, 1];
         MATVEC = "matvec", [Linear, Codes, Input, Totals], 5 => 1, [32, 128, 256], "ROWS" in [4], "TOKENS" in [1, 2, 4, 8],
             "ALIGNED" in [0, 1];
-        MATVEC_ROUNDED = "matvec_rounded", [Lanes, Quads, WholeCodes, Rounded, Sum, Rms, Activation], 7 => 1, [256, 512],
+        MATVEC_ROUNDED = "matvec_rounded", [Lanes, Quads, WholeCodes, Rounding, Rounded, RoundedInput, Sum, Rms, Digits, Activation], 7 => 1, [256, 512],
             "LANES" in [8, 32], "STEPS" in [1, 2, 3, 4], "ROWS" in [1, 2, 4], "INPUT" in [0, 1, 2], "LONG" in [0, 1],
-            "GATED" in [0, 1], "ACTIVATION" in [0, 1];
+            "GATED" in [0, 1], "ACTIVATION" in [0, 1], "DIGITS" in [0, 4, 8];
+        NORM_MATVEC = "norm_matvec", [Codes, Totals, Quads, Rounding, Sum, Rms, Digits], 6 => 1, [256], "ROWS" in [2], "DIGITS" in [4, 8];
         NORM_ADD = "norm_add", [Residual, Sum, Rms], 4 => 1, [64, 256, 1024];
         PART_OF_HEADS = "part_of_heads", [], 1 => 1, [128];
         RMS_NORM = "rms_norm", [Sum, Rms], 2 => 1, [64, 256, 1024];
@@ -271,7 +288,10 @@ impl Variant {
                     .iter()
                     .flat_map(|format| whole_codes(*format))
                     .for_each(|piece| text.push_str(piece)),
+                Rounding => text.push_str(piece!("pieces/rounding")),
                 Rounded => text.push_str(piece!("pieces/rounded")),
+                RoundedInput => text.push_str(piece!("pieces/rounded_input")),
+                Digits => text.push_str(piece!("pieces/digits")),
                 Choose if subgroup >= 32 => text.push_str(piece!("pieces/choose_subgroup")),
                 Choose => text.push_str(piece!("pieces/choose_shared")),
                 // Tiles of matrices have their own.
@@ -284,6 +304,7 @@ impl Variant {
                 Store => text.push_str(piece!("pieces/store_f32")),
                 Fours if self.constant("HALF") == Some(1) => text.push_str(piece!("pieces/fours_f16")),
                 Fours => text.push_str(piece!("pieces/fours_f32")),
+                Attend => text.push_str(piece!("pieces/attend")),
                 Seen => text.push_str(piece!("pieces/seen")),
                 Gates => text.push_str(piece!("pieces/gates")),
                 Conv => text.push_str(piece!("pieces/conv")),
@@ -418,9 +439,10 @@ mod tests {
     fn variants() -> Vec<Variant> {
         let mut all = Vec::new();
         for kernel in kernels::ALL {
-            let formats = if kernel.pieces.contains(&Codes) {
+            let few = kernel.pieces.contains(&Attend) && kernel.pieces.contains(&Codes);
+            let formats = if kernel.pieces.contains(&Codes) && !few {
                 formats().into_iter().map(Some).collect()
-            } else if kernel.pieces.contains(&WholeCodes) {
+            } else if few || kernel.pieces.contains(&WholeCodes) {
                 // Widths, groups and scales have nothing to do with each other.
                 let some = [(4, 64, Float::Bf16), (8, 32, Float::F16)];
                 some.map(|(bits, group, scale)| Some(Format::Affine { bits, group, scale })).to_vec()
@@ -450,6 +472,9 @@ mod tests {
             return false;
         }
         let rounded = variant.kernel.pieces.contains(&Rounded) && gated.is_some();
+        if rounded && variant.constant("DIGITS") != Some(0) && (gated, input) != (Some(0), Some(1)) {
+            return false;
+        }
         !rounded
             || match gated {
                 Some(1) => rows != Some(1) && input != Some(2),

@@ -276,6 +276,17 @@ impl<B: Backend> Model<B> {
         Ok(ahead.logits)
     }
 
+    /// Runs a token that the machine has [chosen](Backend::choose), whether or not the host knows it. Returns its logits, and the choice by them.
+    /// Only where steps are recorded ahead.
+    pub fn step_chosen(&self, chosen: &B::Chosen, state: &mut State<B>) -> Result<(B::Tensor, B::Chosen)> {
+        let batch = Batch::following(&self.backend, chosen, state.len)?;
+        let mut requests = [Request { tokens: &[0], state, logits: Logits::Last }];
+        let hidden = self.forward(&batch, &mut requests)?;
+        let logits = self.network.logits(&self.backend, &hidden)?;
+        let next = self.backend.choose(&logits)?;
+        Ok((logits, next))
+    }
+
     /// Hidden states of all tokens before the final norm.
     fn forward(&self, batch: &Batch<B>, requests: &mut [Request<'_, B>]) -> Result<B::Tensor> {
         let mut states: Vec<_> = requests.iter_mut().map(|r| &mut *r.state).collect();

@@ -4,8 +4,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use backend::{Backend, largest};
-use models::{Ahead, Logits, RecurrentSnapshot, Request};
+use models::{Logits, RecurrentSnapshot, Request};
 
+use super::ahead::Next;
 use super::costs::{Costs, MOST, Trust};
 use super::guess::Guesses;
 use super::job::{Job, Timing, TokenUpdate, Update};
@@ -31,8 +32,8 @@ pub(super) struct Answer<B: Backend> {
     pub sequence: Option<Sequence<B>>,
     /// The place before the present step, for when guesses are wrong.
     before: Option<RecurrentSnapshot<B>>,
-    /// Its next step, if that is recorded.
-    pub ahead: Option<Ahead<B>>,
+    /// Its next step, if that is recorded or runs already.
+    pub next: Option<Next<B>>,
     /// Tokens that the model had seen before the present step.
     pub begin: usize,
 }
@@ -78,7 +79,7 @@ pub(super) struct Gain {
 
 impl<B: Backend> Answer<B> {
     pub fn new(queued: Queued) -> Self {
-        Self { writer: Writer::new(queued), sequence: None, before: None, ahead: None, begin: 0 }
+        Self { writer: Writer::new(queued), sequence: None, before: None, next: None, begin: 0 }
     }
 
     fn seen(&self) -> usize {

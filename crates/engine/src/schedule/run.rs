@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use backend::{Backend, Handle};
 use models::Stepped;
 
+use super::ahead::Step;
 use super::answer::{Answer, Gain, Row};
 use super::costs::Costs;
 use super::draft::draft;
@@ -343,24 +344,26 @@ impl<B: Backend> Loop<B> {
         let b = engine.model().backend();
         let context = engine.context();
         running.iter().filter_map(|answer| answer.writer.beside()).for_each(|task| b.beside(task));
-        let recorded = match &mut running[..] {
+        let ahead = match &mut running[..] {
             [answer] => answer.start_ahead(engine.model())?,
             _ => None,
         };
-        let Stepped { logits, mut hidden } = match recorded {
-            Some(logits) => Stepped { logits: Some(logits), hidden: None },
+        let (mut step, mut hidden) = match ahead {
+            Some(step) => (Some(step), None),
             None => {
                 let mut requests: Vec<_> = running.iter_mut().filter_map(Answer::request).collect();
-                match *speculate && requests.len() <= FEW {
+                let Stepped { logits, hidden } = match *speculate && requests.len() <= FEW {
                     true => engine.model().step_with_hidden(&mut requests)?,
                     false => Stepped { logits: engine.model().step(&mut requests)?, hidden: None },
-                }
+                };
+                (logits.map(|logits| Step { logits, chosen: None }), hidden)
             }
         };
         let has_head = *speculate && engine.model().draft_shape(engine.cache()).is_some();
-        if let ([answer], true, true) = (&mut running[..], waiting.is_empty(), engine.model().records_ahead())
+        let alone = waiting.is_empty() && engine.model().records_ahead();
+        if let ([answer], Some(step), true) = (&mut running[..], &mut step, alone)
             && (!has_head || answer.writer.is_without_head())
-            && answer.record_ahead(engine, *speculate)?
+            && answer.go_ahead(engine, step, *speculate)?
         {
             // There is nothing to guess for a step that is recorded.
             hidden = None;
@@ -370,12 +373,17 @@ impl<B: Backend> Loop<B> {
         let needed: Option<Vec<usize>> = asking().map(|answer| answer.writer.needed()).collect();
         let (mut top, mut width) = (Vec::new(), 1);
         all.clear();
-        if let Some(logits) = &logits {
+        if let Some(Step { logits, chosen }) = step {
             match needed.and_then(|needed| needed.into_iter().max()) {
-                Some(k) => top = b.read_top(logits, k)?,
+                Some(k) => {
+                    top = match chosen {
+                        Some(chosen) => vec![vec![b.read_chosen(chosen)?]],
+                        None => b.read_top(&logits, k)?,
+                    }
+                }
                 None => {
                     width = logits.shape().cols.max(1);
-                    b.read_into(logits, all)?;
+                    b.read_into(&logits, all)?;
                 }
             }
         }

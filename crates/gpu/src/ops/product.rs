@@ -3,10 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use ::backend::{Activation, Batch, Handle, Result, Shape};
+use ::backend::{Activation, Batch, Handle, Norm, Result, Shape};
 
 use super::elementwise::number;
-use super::rounded::{Besides, Prepared};
+use super::rounded::{Besides, Digits, Prepared, digits_at};
 use super::route::Routes;
 use super::{TILES_BUSY, by_item, each, folded};
 use crate::pool::Buffer;
@@ -17,6 +17,9 @@ use crate::{Gpu, Tensor};
 /// Threads of a workgroup of a product with few tokens, and its rows.
 const THREADS: u32 = 64;
 const ROWS: usize = 4;
+
+/// Rows of a workgroup that norms its input.
+const NORM_ROWS: usize = 2;
 
 /// Most tokens for which a product goes row by row.
 const FEW: usize = 8;
@@ -154,7 +157,7 @@ impl Gpu {
     ) -> Result<Tensor> {
         let x = input.x;
         if self.rounds(x.shape().rows, stack) {
-            let besides = Besides { bias, residual, glu: None };
+            let besides = Besides { bias, residual, ..Besides::default() };
             return self.rounded_product(&Prepared::Plain(x), stack, rows, &besides);
         }
         let (n, out) = (x.shape().rows, rows.len());
@@ -255,6 +258,32 @@ impl Gpu {
                 );
             }
         }
+        Ok(y)
+    }
+
+    /// The product of one token's `rms(x) * w` with rows `rows` of a stack of one part, in full precision, and what experts take beside it.
+    pub(crate) fn norm_product(
+        &self,
+        x: &Tensor,
+        norm: Norm<'_, Tensor>,
+        stack: &Stack,
+        rows: Range<usize>,
+        bias: Option<&Tensor>,
+        digits: Digits<'_>,
+    ) -> Result<Tensor> {
+        let y = self.tensor_with_digits(rows.len(), stack.cols)?;
+        let variant = Variant::new(&kernels::NORM_MATVEC, 256)
+            .format(stack.format)
+            .with("ROWS", NORM_ROWS as u32)
+            .with("DIGITS", digits.bits);
+        let rest = [rows.len(), rows.start, usize::from(bias.is_some())].map(|n| n as u32);
+        let mut numbers: Vec<u32> = stack.numbers().into_iter().chain(rest).collect();
+        let workgroups = rows.len().div_ceil(NORM_ROWS);
+        numbers.extend([norm.eps.to_bits(), workgroups as u32, digits_at(rows.len()) as u32]);
+        let [x, w, w2, bias, out] = [x, norm.w, digits.w, bias.unwrap_or(x), &y].map(Tensor::buffer);
+        let part = &stack.parts[0];
+        let buffers = [&part.codes, &part.scales, x, w, w2, bias, out];
+        self.run(&variant, &buffers, &numbers, folded(workgroups + 1));
         Ok(y)
     }
 

@@ -67,6 +67,13 @@ fn push_angles(spec: &RopeSpec, spans: &[Span], out: &mut Vec<f32>) {
 
 impl Gpu {
     pub(crate) fn positions(&self, tokens: &[u32], spans: &[Span]) -> Result<Positions> {
+        let ids = self.pool.take(4 * tokens.len() as u64)?;
+        self.recorder.write(&ids, bytemuck::cast_slice(tokens));
+        self.positions_of(ids, spans)
+    }
+
+    /// The same for tokens that are there.
+    pub(crate) fn positions_of(&self, tokens: Buffer, spans: &[Span]) -> Result<Positions> {
         let mut places = Vec::new();
         let mut values = Vec::new();
         for spec in self.ropes.all() {
@@ -75,9 +82,7 @@ impl Gpu {
         }
         let angles = self.pool.take(4 * values.len() as u64)?;
         self.recorder.write(&angles, bytemuck::cast_slice(&values));
-        let ids = self.pool.take(4 * tokens.len() as u64)?;
-        self.recorder.write(&ids, bytemuck::cast_slice(tokens));
-        Ok(Positions { tokens: ids, angles, places })
+        Ok(Positions { tokens, angles, places })
     }
 
     /// Where a batch's angles of an embedding are, in pairs of numbers.

@@ -3,10 +3,12 @@
 
 use std::ops::Range;
 
-use ::backend::{Activation, Handle, MoeWeights, Norm, Result, Routing};
+use ::backend::{Activation, Handle, MoeWeights, Norm, Result, Routing, Shape};
+use checkpoint::Format;
 
 use super::elementwise::number;
 use super::{by_item, folded};
+use crate::pool::ALIGNMENT;
 use crate::shader::{Variant, has_whole_codes, kernels};
 use crate::weights::{Experts, SharedExpert, Stack, UpStacks};
 use crate::{Gpu, Tensor};
@@ -57,6 +59,29 @@ pub(crate) struct Besides<'a> {
     pub residual: Option<&'a Tensor>,
     /// The second half of the rows is multiplied with the activated first.
     pub glu: Option<Activation>,
+    /// What experts take is rounded beside it.
+    pub digits: Option<Digits<'a>>,
+}
+
+/// `rms(x) * w`, rounded for experts, behind the results of a router.
+#[derive(Clone, Copy)]
+pub(crate) struct Digits<'a> {
+    pub w: &'a Tensor,
+    /// Of a code of their weights.
+    pub bits: u32,
+}
+
+/// Where such digits begin behind so many results, in numbers.
+pub(crate) fn digits_at(results: usize) -> usize {
+    results.next_multiple_of(ALIGNMENT as usize / 4)
+}
+
+/// Bits of a code of a format that [has whole ones](has_whole_codes).
+pub(crate) fn bits_of(format: Format) -> u32 {
+    match format {
+        Format::Affine { bits, .. } => bits,
+        _ => 0,
+    }
 }
 
 /// Logits of so many experts that a thread has when a subgroup chooses; `None` if they are too many.
@@ -111,12 +136,15 @@ impl Gpu {
         let x = input.first();
         let (kind, w, z, eps) = match input {
             Prepared::Plain(x) => (0, *x, *x, 0.0),
-            Prepared::Norm(x, norm) => (1, norm.w, *x, norm.eps),
+            Prepared::Norm(x, norm) => (1, norm.w, besides.digits.map_or(*x, |digits| digits.w), norm.eps),
             Prepared::GatedNorm([_, z], norm) => (2, norm.w, *z, norm.eps),
         };
         let halves = if besides.glu.is_some() { 2 } else { 1 };
         let results = rows.len() / halves;
-        let y = self.tensor(1, results)?;
+        let y = match besides.digits {
+            Some(_) => self.tensor_with_digits(results, stack.cols)?,
+            None => self.tensor(1, results)?,
+        };
         let [lanes, steps] = Self::team(stack.cols / GROUP);
         let wide = self.wide(stack) && rows.len() < MANY_ROWS;
         let threads = if wide { 2 * THREADS } else { THREADS };
@@ -138,7 +166,8 @@ impl Gpu {
             .with("INPUT", kind)
             .with("LONG", u32::from(long_row))
             .with("GATED", u32::from(besides.glu.is_some()))
-            .with("ACTIVATION", besides.glu.map_or(0, number));
+            .with("ACTIVATION", besides.glu.map_or(0, number))
+            .with("DIGITS", besides.digits.map_or(0, |digits| digits.bits));
         for part in &stack.parts {
             let here = rows.start.max(part.rows.start)..rows.end.min(part.rows.end);
             if here.is_empty() {
@@ -152,7 +181,13 @@ impl Gpu {
             let place = (here.start - rows.start) / halves;
             let numbers = [here_results, skip, place, results, has[0], has[1], blocks].map(|n| n as u32);
             let mut numbers: Vec<u32> = stack.numbers().into_iter().chain(numbers).collect();
-            numbers.extend([eps.to_bits(), w.shape().cols as u32]);
+            let workgroups = groups.div_ceil(blocks);
+            numbers.extend([
+                eps.to_bits(),
+                w.shape().cols as u32,
+                workgroups as u32,
+                digits_at(results) as u32,
+            ]);
             let buffers = [
                 &part.codes,
                 &part.scales,
@@ -163,9 +198,19 @@ impl Gpu {
                 besides.residual.unwrap_or(x).buffer(),
                 y.buffer(),
             ];
-            self.run(&variant, &buffers, &numbers, folded(groups.div_ceil(blocks)));
+            // One more for the digits.
+            let all = workgroups + usize::from(besides.digits.is_some());
+            self.run(&variant, &buffers, &numbers, folded(all));
         }
         Ok(y)
+    }
+
+    /// Room for the results of a router and, behind them, digits of so many inputs.
+    pub(crate) fn tensor_with_digits(&self, results: usize, inputs: usize) -> Result<Tensor> {
+        // A word for each input, and two for each group, of which two are read at once.
+        let words = digits_at(results) + inputs + 2 * (inputs / GROUP + 2);
+        let shape = Shape { rows: 1, cols: results };
+        Ok(Tensor::new(shape, self.pool.take(4 * words as u64)?))
     }
 
     /// Whether a whole layer of these experts can be done for one token, routed so.
@@ -186,11 +231,17 @@ impl Gpu {
             && weights.slots.is_none()
     }
 
-    /// `experts(rms(h) * w)` of one token, with `add` plus `h`, from its logits `[1, experts]`, or `[1, experts + 1]` with that of the shared expert's weight.
+    /// The digits that such experts take of a norm with `w`.
+    pub(crate) fn digits_for<'a>(experts: &Experts, w: &'a Tensor) -> Digits<'a> {
+        let UpStacks::Alternating(up) = &experts.up else { unreachable!("asked before") };
+        Digits { w, bits: bits_of(up.format) }
+    }
+
+    /// `experts(x)` of one token, with `add` plus `h`, from its logits `[1, experts]`, or `[1, experts + 1]` with that of the shared expert's weight,
+    /// and the [digits](Digits) of `x` behind them.
     pub(crate) fn experts_step(
         &self,
         h: &Tensor,
-        norm: Norm<'_, Tensor>,
         logits: &Tensor,
         weights: &MoeWeights<Gpu>,
         add: bool,
@@ -220,13 +271,15 @@ impl Gpu {
             .with("ROWS", up_rows as u32)
             .with("KEYS", keys)
             .with("LONG", u32::from(up.cols / GROUP > 32 * steps))
-            .with("ACTIVATION", number(*activation));
+            .with("ACTIVATION", number(*activation))
+            .with("DOWN", bits_of(weights.down.format));
         let rest = [rows, weights.count, top_k, slots, kind, usize::from(renormalise)].map(|n| n as u32);
         let mut numbers: Vec<u32> = up.numbers().into_iter().chain(rest).collect();
-        numbers.extend([scaling.to_bits(), gated as u32, weights.count as u32, norm.eps.to_bits()]);
+        numbers.extend([scaling.to_bits(), gated as u32, weights.count as u32]);
         let part = &up.parts[0];
-        let [x, w, logits, per_expert] = [h, norm.w, logits, per_expert].map(Tensor::buffer);
-        let buffers = [&part.codes, &part.scales, x, w, logits, per_expert, &hidden, &routes];
+        let x = logits.buffer().behind(4 * digits_at(logits.shape().cols) as u64);
+        let [logits, per_expert] = [logits, per_expert].map(Tensor::buffer);
+        let buffers = [&part.codes, &part.scales, &x, logits, per_expert, &hidden, &routes];
         self.run(&variant, &buffers, &numbers, by_item(rows.div_ceil(UP_ROWS * THREADS / 32), slots));
 
         let (down, y) = (&weights.down, self.tensor(1, weights.hidden)?);

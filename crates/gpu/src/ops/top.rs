@@ -1,8 +1,10 @@
-//! The largest values of a row, found on the device, so that sampling reads a handful of bytes.
+//! The largest values of a row, found on the device, so that sampling reads a handful of bytes, or the device goes on by itself.
 
 use ::backend::{Handle, Result, Shape, largest};
 
 use super::folded;
+use crate::pool::Buffer;
+use crate::recorder::Reading;
 use crate::recurrent::floats;
 use crate::shader::{Variant, kernels};
 use crate::{Gpu, Tensor};
@@ -13,6 +15,22 @@ const BLOCK: usize = 4096;
 /// Most values that are looked for on the device: each costs a pass.
 const MOST: usize = 128;
 
+/// The column of a largest value, and the value: on the device, and on their way to the host.
+pub struct Chosen {
+    token: Buffer,
+    reading: Reading<2>,
+}
+
+impl Chosen {
+    pub(crate) fn token(&self) -> &Buffer {
+        &self.token
+    }
+}
+
+fn numbers_of(bytes: &[u8]) -> impl Iterator<Item = u32> {
+    bytes.as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b))
+}
+
 impl Gpu {
     pub(crate) fn top(&self, x: &Tensor, k: usize) -> Result<Vec<Vec<(u32, f32)>>> {
         let Shape { rows, cols } = x.shape();
@@ -21,22 +39,44 @@ impl Gpu {
             let values = ::backend::Backend::read(self, x)?;
             return Ok(values.chunks_exact(cols.max(1)).map(|row| largest(row, k)).collect());
         }
+        let ids = self.pool.take(4 * (rows * k) as u64)?;
+        let values = self.largest_of(x, k, &ids)?;
+        let len = 4 * (rows * k) as u64;
+        let [ids, values] = self.recorder.read([(&ids, len), (&values, len)])?;
+        let pairs: Vec<(u32, f32)> = numbers_of(&ids).zip(floats(&values)).collect();
+        Ok(pairs.chunks_exact(k).map(<[_]>::to_vec).collect())
+    }
+
+    /// Finds the `k` largest values of each row; their columns go into `ids`.
+    fn largest_of(&self, x: &Tensor, k: usize, ids: &Buffer) -> Result<Buffer> {
+        let Shape { rows, cols } = x.shape();
         let blocks = cols.div_ceil(BLOCK);
         let results = |blocks: usize| self.pool.take(4 * (rows * blocks * k) as u64);
         let find = |again: u32| Variant::new(&kernels::TOP, 256).with("AGAIN", again);
-        let (mut ids, mut values) = (results(blocks)?, results(blocks)?);
+        let values = results(blocks)?;
         let numbers = [rows, cols, BLOCK, blocks, k].map(|n| n as u32);
-        self.run(&find(0), &[x.buffer(), x.buffer(), &ids, &values], &numbers, folded(rows * blocks));
-        if blocks > 1 {
-            let (best_ids, best_values) = (results(1)?, results(1)?);
-            let numbers = [rows, blocks * k, blocks * k, 1, k].map(|n| n as u32);
-            self.run(&find(1), &[&values, &ids, &best_ids, &best_values], &numbers, folded(rows));
-            (ids, values) = (best_ids, best_values);
+        let first_ids = if blocks > 1 { &results(blocks)? } else { ids };
+        self.run(&find(0), &[x.buffer(), x.buffer(), first_ids, &values], &numbers, folded(rows * blocks));
+        if blocks == 1 {
+            return Ok(values);
         }
-        let len = 4 * (rows * k) as u64;
-        let [ids, values] = self.recorder.read([(&ids, len), (&values, len)])?;
-        let ids = ids.as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b));
-        let pairs: Vec<(u32, f32)> = ids.zip(floats(&values)).collect();
-        Ok(pairs.chunks_exact(k).map(<[_]>::to_vec).collect())
+        let best = results(1)?;
+        let numbers = [rows, blocks * k, blocks * k, 1, k].map(|n| n as u32);
+        self.run(&find(1), &[&values, first_ids, ids, &best], &numbers, folded(rows));
+        Ok(best)
+    }
+
+    /// Finds the largest of one row of values.
+    pub(crate) fn choose_largest(&self, x: &Tensor) -> Result<Chosen> {
+        let token = self.pool.take_lasting(4)?;
+        let value = self.largest_of(x, 1, &token)?;
+        let reading = self.recorder.begin_read([(&token, 4), (&value, 4)])?;
+        Ok(Chosen { token, reading })
+    }
+
+    /// Waits for what was chosen.
+    pub(crate) fn chosen(&self, Chosen { reading, .. }: Chosen) -> Result<(u32, f32)> {
+        let [id, value] = self.recorder.finish_read(reading)?;
+        Ok((numbers_of(&id).next().unwrap_or_default(), floats(&value).first().copied().unwrap_or(f32::NAN)))
     }
 }

@@ -18,10 +18,15 @@ struct Params {
 
 const CHANNELS: u32 = 32u;
 const PARTS: u32 = THREADS / CHANNELS;
+// Splits that a thread loads at once.
+const AHEAD: u32 = 8u;
+// Threads whose largest one thread looks through.
+const BUNCH: u32 = 16u;
 
 // Sum of weights, sum of values.
 var<workgroup> sums: array<vec2<f32>, THREADS>;
 var<workgroup> largest_parts: array<f32, THREADS>;
+var<workgroup> largest_bunches: array<f32, THREADS / BUNCH>;
 
 @compute @workgroup_size(THREADS)
 fn main(place: Place) {
@@ -30,22 +35,38 @@ fn main(place: Place) {
         return;
     }
     let stride = params.width + 2u;
+    let channel = place.workgroup.x * CHANNELS + place.thread % CHANNELS;
+    let own_channel = min(channel, params.width - 1u);
+    let gate = gates[params.gate_stride * row + params.gate_at + select(0u, own_channel, params.gate_stride > 0u)];
     var own = LOWEST;
     for (var s = place.thread; s < params.splits; s += THREADS) {
         own = max(own, partial[(s * params.rows + row) * stride]);
     }
     largest_parts[place.thread] = own;
     workgroupBarrier();
-    var largest = LOWEST;
-    for (var i = 0u; i < min(THREADS, params.splits); i++) {
-        largest = max(largest, largest_parts[i]);
+    if place.thread < THREADS / BUNCH {
+        var largest = LOWEST;
+        for (var i = 0u; i < BUNCH; i++) {
+            largest = max(largest, largest_parts[i * (THREADS / BUNCH) + place.thread]);
+        }
+        largest_bunches[place.thread] = largest;
     }
-    let channel = place.workgroup.x * CHANNELS + place.thread % CHANNELS;
+    workgroupBarrier();
+    var largest = LOWEST;
+    for (var i = 0u; i < THREADS / BUNCH; i++) {
+        largest = max(largest, largest_bunches[i]);
+    }
     var sum = vec2(0.0);
-    for (var s = place.thread / CHANNELS; s < params.splits; s += PARTS) {
-        let at = (s * params.rows + row) * stride;
-        let weight = exp(partial[at] - largest);
-        sum += weight * vec2(partial[at + 1u], partial[at + 2u + min(channel, params.width - 1u)]);
+    for (var start = place.thread / CHANNELS; start < params.splits; start += PARTS * AHEAD) {
+        var loaded: array<vec3<f32>, AHEAD>;
+        for (var i = 0u; i < AHEAD; i++) {
+            let at = (min(start + i * PARTS, params.splits - 1u) * params.rows + row) * stride;
+            loaded[i] = vec3(partial[at], partial[at + 1u], partial[at + 2u + own_channel]);
+        }
+        for (var i = 0u; i < AHEAD; i++) {
+            let weight = select(0.0, exp(loaded[i].x - largest), start + i * PARTS < params.splits);
+            sum += weight * loaded[i].yz;
+        }
     }
     sums[place.thread] = sum;
     workgroupBarrier();
@@ -56,7 +77,7 @@ fn main(place: Place) {
         }
         var value = all.y / all.x;
         if params.gate_stride > 0u {
-            value *= sigmoid(gates[row * params.gate_stride + params.gate_at + channel]);
+            value *= sigmoid(gate);
         }
         y[(params.first + row) * params.width + channel] = value;
     }

@@ -1,8 +1,5 @@
 // Attention of one token over a range of positions, for ROWS query heads that share a key head. With several splits, each writes what it
 // has to `partial`, and attention_merge puts them together.
-//
-// A workgroup goes through CHUNK positions at a time. First LANES threads share a position: each has every LANES-th four words of its key,
-// and its part of the score for every row. Then a thread is a row and four words of value channels, and adds the values of all these positions.
 struct Params {
     // Query heads, key heads.
     heads: u32,
@@ -25,8 +22,6 @@ struct Params {
     splits: u32,
     // Positions of a split.
     split_len: u32,
-    // Workgroups that share the value channels of a split.
-    chunks: u32,
     // Row of the batch that the token is.
     token: u32,
     // Columns from one head's gate to the next, and to the first; 0 for no gates. Only where there is one split.
@@ -43,189 +38,111 @@ struct Params {
 // [head][value channel], or, with splits, [split][head][max, sum, value channels].
 @group(0) @binding(5) var<storage, read_write> y: array<f32>;
 
-const CHUNK: u32 = THREADS / LANES;
-// Values of four words, and quads of them.
-const FOUR: u32 = 4u * WORD_VALUES;
-const QUADS: u32 = WORD_VALUES;
-// Positions whose values are loaded at once.
-const AHEAD: u32 = 8u;
-// Quads of a query that a thread loads.
-const QUERY_STEPS: u32 = (QUERY_QUADS / ROWS + THREADS - 1u) / THREADS;
-// Fours of a row that a workgroup has.
-const FOURS: u32 = THREADS / ROWS;
-
-var<workgroup> queries: array<vec4<f32>, QUERY_QUADS>;
-// [position][row]
-var<workgroup> scores: array<f32, ROWS * CHUNK>;
-var<workgroup> weights: array<f32, ROWS * CHUNK>;
-var<workgroup> row_max: array<f32, ROWS>;
-var<workgroup> row_next: array<f32, ROWS>;
-var<workgroup> row_keep: array<f32, ROWS>;
-
 // Four channels of a query, which is [q | q_more].
 fn query(row: u32, c: u32) -> vec4<f32> {
     let width = params.width / 4u;
     let more = params.width_more / 4u;
-    if c < width {
-        return q[row * width + c];
+    let plain = q[row * width + min(c, width - 1u)];
+    let behind = q_more[row * more + min(max(c, width) - width, max(more, 1u) - 1u)];
+    return select(select(vec4(0.0), behind, c < width + more), plain, c < width);
+}
+
+// Quads of queries that a thread loads.
+const QUERY_STEPS: u32 = (ROWS * LANES * KEY_STEPS * QUADS + THREADS - 1u) / THREADS;
+
+fn load_value(at: u32) -> vec4<u32> {
+    return values[at];
+}
+
+fn key_at(loaded: vec4<u32>, four: u32, position: u32) -> vec4<u32> {
+    return loaded;
+}
+
+fn value_at(loaded: vec4<u32>, four: u32, position: u32) -> vec4<u32> {
+    return loaded;
+}
+
+// The first or the second quads of rows from `first_row` on.
+fn write(first_row: u32, k: u32, split: u32, place: Place) {
+    let group = params.heads / params.key_heads;
+    let several = params.splits > 1u;
+    let stride = params.value_width + select(0u, 2u, several);
+    for (var n = place.thread; n < AT_ONCE * RESULTS; n += THREADS) {
+        let r = first_row + n / RESULTS;
+        let i = n % RESULTS;
+        let row = place.workgroup.x * ROWS + r;
+        let query_head = place.workgroup.y * group + row;
+        let at = (select(params.token, split, several) * params.heads + query_head) * stride;
+        let channel = channel_of(i, k);
+        // Rows beyond the last, and channels beyond the last, are somebody else's.
+        if row < group && channel < params.value_width {
+            var value = published_result(r, i);
+            let sum = sum_of(r);
+            if several {
+                y[at + 2u + channel] = value;
+            } else {
+                value /= sum;
+                if params.gate_stride > 0u {
+                    value *= sigmoid(gates[query_head * params.gate_stride + params.gate_at + channel]);
+                }
+                y[at + channel] = value;
+            }
+            if several && channel == 0u {
+                // A split that has seen nothing has no largest score.
+                y[at] = largest_of(r);
+                y[at + 1u] = sum;
+            }
+        }
     }
-    return select(vec4(0.0), q_more[row * more + min(c - width, max(more, 1u) - 1u)], c < width + more);
-}
-
-fn slot_of(slot: u32) -> u32 {
-    return select(slot, slot - params.slots, slot >= params.slots);
-}
-
-fn capped(score: f32) -> f32 {
-    return params.soft_cap * bounded_tanh(score / params.soft_cap);
 }
 
 @compute @workgroup_size(THREADS)
 fn main(place: Place) {
-    let lane = lane_of(place);
-    let team = team_of(place);
     let group = params.heads / params.key_heads;
     let head = place.workgroup.y;
-    let split = place.workgroup.z / params.chunks;
-    let chunk = place.workgroup.z % params.chunks;
+    let split = place.workgroup.z;
     let first = place.workgroup.x * ROWS;
-    let quads = params.key_fours * QUADS;
-    // What this thread adds up: for one row, its sum of weights and four words of channels.
-    let row = place.thread % ROWS;
-    let value_four = min(chunk * FOURS + place.thread / ROWS, params.value_fours - 1u);
-    var sum = 0.0;
-    var first_quad = vec4(0.0);
-    var second_quad = vec4(0.0);
     let begin = max(params.begin, split * params.split_len);
     let end = min(params.end, (split + 1u) * params.split_len);
-
-    let key_stride = params.key_heads * params.key_fours;
-    let value_stride = params.key_heads * params.value_stride;
-    let value_first = head * params.value_stride + value_four;
-
-    for (var start = begin; start < end; start += CHUNK) {
-        // Slots of the positions, of which no more are seen than there are; positions beyond the last weigh nothing.
-        let first_slot = start % params.slots;
-        let last = end - 1u - start;
-        // Keys and the first values are asked for before queries and scores are known.
-        let key = slot_of(first_slot + min(team, last)) * key_stride + head * params.key_fours;
-        var fours: array<vec4<u32>, KEY_STEPS>;
-        for (var i = 0u; i < KEY_STEPS; i++) {
-            fours[i] = keys[key + min(i * LANES + lane, params.key_fours - 1u)];
+    if begin < end {
+        load_key(min(begin + team_of(place), end - 1u), head, place);
+        let quads = params.key_fours * QUADS;
+        let count = ROWS * quads;
+        var loaded: array<vec4<f32>, QUERY_STEPS>;
+        for (var n = 0u; n < QUERY_STEPS; n++) {
+            let i = min(n * THREADS + place.thread, count - 1u);
+            // Rows beyond the last repeat it, and are not written.
+            let row = params.token * params.heads + head * group + min(first + i / quads, group - 1u);
+            loaded[n] = query(row, i % quads);
         }
-        var words: array<vec4<u32>, AHEAD>;
-        for (var i = 0u; i < AHEAD; i++) {
-            words[i] = values[slot_of(first_slot + min(i, last)) * value_stride + value_first];
-        }
-        if start == begin {
-            for (var n = 0u; n < QUERY_STEPS; n++) {
-                let i = n * THREADS + place.thread;
-                if i < quads {
-                    for (var r = 0u; r < ROWS; r++) {
-                        // Rows beyond the last repeat it, and are not written.
-                        let row = params.token * params.heads + head * group + min(first + r, group - 1u);
-                        queries[r * quads + i] = params.scale * query(row, i);
-                    }
-                }
-            }
-            if place.thread < ROWS {
-                row_max[place.thread] = LOWEST;
+        for (var n = 0u; n < QUERY_STEPS; n++) {
+            if n * THREADS + place.thread < count {
+                queries[n * THREADS + place.thread] = params.scale * loaded[n];
             }
         }
+    }
+    workgroupBarrier();
+    attend(begin, end, head, place);
+    // repeat r < ROWS
+    if #ru % AT_ONCE == 0u {
         workgroupBarrier();
-        var parts: array<f32, ROWS>;
-        for (var r = 0u; r < ROWS; r++) {
-            parts[r] = 0.0;
-        }
-        for (var i = 0u; i < KEY_STEPS; i++) {
-            let at = i * LANES + lane;
-            let real = at < params.key_fours;
-            let four = select(vec4(0u), fours[i], real);
-            let query_at = select(0u, at * QUADS, real);
-            let quad = quad_of(four, 0u);
-            for (var r = 0u; r < ROWS; r++) {
-                parts[r] += dot(queries[r * quads + query_at], quad);
-            }
-            if QUADS == 2u {
-                let quad = quad_of(four, 1u);
-                for (var r = 0u; r < ROWS; r++) {
-                    parts[r] += dot(queries[r * quads + query_at + 1u], quad);
-                }
-            }
-        }
-        for (var r = 0u; r < ROWS; r++) {
-            let score = team_sum(parts[r], place);
-            if lane == r % LANES {
-                scores[team * ROWS + r] = select(LOWEST, score, team <= last);
-            }
-        }
+    }
+    publish_quad(#ru, first_quads[#ru], place);
+    if #ru % AT_ONCE == AT_ONCE - 1u {
         workgroupBarrier();
-        if place.thread < ROWS * CHUNK {
-            let r = place.thread / CHUNK;
-            let n = place.thread % CHUNK;
-            var largest = LOWEST;
-            for (var i = 0u; i < CHUNK; i++) {
-                largest = max(largest, scores[i * ROWS + r]);
-            }
-            var score = scores[n * ROWS + r];
-            if params.soft_cap > 0.0 {
-                // The largest stays the largest.
-                largest = capped(largest);
-                score = capped(score);
-            }
-            largest = max(largest, row_max[r]);
-            weights[n * ROWS + r] = select(0.0, exp(score - largest), n <= last);
-            if n == 0u {
-                row_next[r] = largest;
-                row_keep[r] = exp(row_max[r] - largest);
-            }
+        write(#ru + 1u - AT_ONCE, 0u, split, place);
+    }
+    // end repeat
+    // repeat r < ROWS
+    if QUADS == 2u {
+        if #ru % AT_ONCE == 0u {
+            workgroupBarrier();
         }
-        workgroupBarrier();
-        if place.thread < ROWS {
-            row_max[place.thread] = row_next[place.thread];
-        }
-        let keep = row_keep[row];
-        sum *= keep;
-        first_quad *= keep;
-        second_quad *= keep;
-        // Not written out: what a layer's kernels execute has to stay in the caches of instructions.
-        for (var n = 0u; n < min(last + 1u, CHUNK); n += AHEAD) {
-            for (var i = 0u; i < AHEAD; i++) {
-                let weight = weights[(n + i) * ROWS + row];
-                let four = words[i];
-                words[i] = values[slot_of(first_slot + min(n + AHEAD + i, last)) * value_stride + value_first];
-                sum += weight;
-                first_quad += weight * quad_of(four, 0u);
-                if QUADS == 2u {
-                    second_quad += weight * quad_of(four, 1u);
-                }
-            }
+        publish_quad(#ru, second_quads[#ru], place);
+        if #ru % AT_ONCE == AT_ONCE - 1u {
+            workgroupBarrier();
+            write(#ru + 1u - AT_ONCE, 1u, split, place);
         }
     }
-
-    // Rows beyond the last, and fours beyond the last, are somebody else's.
-    if first + row >= group || chunk * FOURS + place.thread / ROWS >= params.value_fours {
-        return;
-    }
-    let several = params.splits > 1u;
-    let stride = params.value_width + select(0u, 2u, several);
-    let query_head = head * group + first + row;
-    let at = (select(params.token, split, several) * params.heads + query_head) * stride;
-    if several && value_four == 0u {
-        // A split that has seen nothing has no largest score.
-        y[at] = select(LOWEST, row_next[row], begin < end);
-        y[at + 1u] = sum;
-    }
-    let factor = select(1.0 / sum, 1.0, several);
-    let channel = value_four * FOUR;
-    let gated = params.gate_stride > 0u && !several;
-    for (var j = 0u; j < FOUR; j++) {
-        if channel + j < params.value_width {
-            var value = factor * select(first_quad[j & 3u], second_quad[j & 3u], j >= 4u);
-            if gated {
-                value *= sigmoid(gates[query_head * params.gate_stride + params.gate_at + channel + j]);
-            }
-            y[at + select(0u, 2u, several) + channel + j] = value;
-        }
-    }
+    // end repeat
 }

@@ -1,5 +1,5 @@
 // Routing of one token, and its chosen experts' gate and up: for slot k and the expert e chosen k-th, h[k, r] = act(Wgate_e[r] . x) *
-// (Wup_e[r] . x), x = rms(input) * w rounded; rows of gate and up alternate. The last slot may be the shared expert's. Every workgroup chooses
+// (Wup_e[r] . x), x being rounded already; rows of gate and up alternate. The last slot may be the shared expert's. Every workgroup chooses
 // for itself; one of them writes what the next kernel has to know. The results are rounded, too, in groups of 16: those of a workgroup.
 struct Params {
     row_words: u32,
@@ -19,41 +19,50 @@ struct Params {
     // Whether the shared expert is weighted by the logit behind the experts', and where that is.
     gated: u32,
     gate_at: u32,
-    eps: f32,
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
-@group(0) @binding(2) var<storage, read> x: array<vec4<f32>>;
-@group(0) @binding(3) var<storage, read> w: array<vec4<f32>>;
-@group(0) @binding(4) var<storage, read> logits: array<f32>;
-@group(0) @binding(5) var<storage, read> per_expert: array<f32>;
+// Digits of every eight inputs; behind those of all, the scales and the sums of every two groups.
+@group(0) @binding(2) var<storage, read> x: array<vec4<u32>>;
+@group(0) @binding(3) var<storage, read> logits: array<f32>;
+@group(0) @binding(4) var<storage, read> per_expert: array<f32>;
 // High and low digits of every eight results; behind those of all slots, the scale and the sum of every sixteen.
-@group(0) @binding(6) var<storage, read_write> h: array<vec2<u32>>;
+@group(0) @binding(5) var<storage, read_write> h: array<vec2<u32>>;
 // Experts of the slots, then the bits of their weights.
-@group(0) @binding(7) var<storage, read_write> routes: array<u32>;
+@group(0) @binding(6) var<storage, read_write> routes: array<u32>;
 
 const TEAMS: u32 = THREADS / LANES;
 // Results of a workgroup.
 const RESULTS: u32 = TEAMS * ROWS / 2u;
 
-// What this thread has loaded, and the sum of its squares.
-var<private> raw: array<Eight, EACH>;
-var<private> raw_w: array<Eight, EACH>;
-var<private> squares: vec2<f32>;
+// What this thread has loaded of the input: digits, and scales and sums of two groups.
+var<private> raw: array<vec4<u32>, EACH>;
+var<private> raw_scales: vec4<u32>;
 var<workgroup> results: array<f32, RESULTS>;
 
-fn load8(n: u32, e: u32) {
-    raw[n] = Eight(x[2u * e], x[2u * e + 1u]);
-    raw_w[n] = Eight(w[2u * e], w[2u * e + 1u]);
+// Asks for groups `first .. first + count` of the input.
+fn load_digits(first: u32, count: u32, place: Place) {
+    for (var n = 0u; n < EACH; n++) {
+        raw[n] = x[4u * first + min(n * THREADS + place.thread, 4u * count - 1u)];
+    }
+    raw_scales = x[params.eights + min((first + 2u * place.thread) / 2u, params.eights / 8u)];
 }
 
-fn made8(n: u32, local: u32, real: bool) -> Eight {
-    squares += select(vec2(0.0), squares_of8(raw[n].a, raw[n].b), real);
-    return Eight(raw[n].a * raw_w[n].a, raw[n].b * raw_w[n].b);
-}
-
-fn group_factor(group: u32) -> f32 {
-    return 1.0;
+// Puts them where all threads find them, who then have to wait for each other. Groups beyond the last weigh nothing.
+fn store_digits(count: u32, place: Place) {
+    for (var n = 0u; n < EACH; n++) {
+        let e = n * THREADS + place.thread;
+        if e < 4u * ROOM {
+            digits[place_of_eight(e)] = raw[n];
+        }
+    }
+    if place.thread < ROOM / 2u {
+        let group = 2u * place.thread;
+        group_scales[group] = select(0.0, bitcast<f32>(raw_scales.x), group < count);
+        group_scales[group + 1u] = select(0.0, bitcast<f32>(raw_scales.z), group + 1u < count);
+        group_sums[group] = bitcast<i32>(raw_scales.y);
+        group_sums[group + 1u] = bitcast<i32>(raw_scales.w);
+    }
 }
 
 // Whether experts are chosen by what becomes of their logits together with biases, and what that is.
@@ -107,7 +116,7 @@ fn main(place: Place) {
     let first = (place.workgroup.x * TEAMS + team_of(place)) * ROWS;
     let groups = params.eights / 4u;
     // Asked for early: it is needed soon.
-    load_input(0u, min(ROOM, groups), place);
+    load_digits(0u, min(ROOM, groups), place);
     var expert = params.experts;
     if slot < params.top_k {
         let writes = place.workgroup.x == 0u && slot == 0u;
@@ -124,7 +133,7 @@ fn main(place: Place) {
     for (var start = 0u; start < select(1u, groups, LONG == 1u); start += ROOM) {
         let count = min(ROOM, groups - start);
         if LONG == 1u && start > 0u {
-            load_input(start, count, place);
+            load_digits(start, count, place);
         }
         var held: array<Codes, ROWS * STEPS>;
         var pairs: array<vec2<f32>, ROWS * STEPS>;
@@ -136,9 +145,7 @@ fn main(place: Place) {
                 pairs[step * ROWS + r] = scale(row, 4u * group);
             }
         }
-        make_input(count, place);
-        round_input(start, count, place);
-        publish_sum(squares, place);
+        store_digits(count, place);
         workgroupBarrier();
         for (var step = 0u; step < STEPS; step++) {
             let group = step * LANES + lane;
@@ -151,9 +158,8 @@ fn main(place: Place) {
             workgroupBarrier();
         }
     }
-    let factor = inverse_of(published_sum(place), params.cols, params.eps);
     for (var r = 0u; r < ROWS; r++) {
-        sums[r] = factor * team_sum(sums[r], place);
+        sums[r] = team_sum(sums[r], place);
     }
     if lane == 0u {
         for (var r = 0u; r < ROWS; r += 2u) {
@@ -171,7 +177,7 @@ fn main(place: Place) {
         v.a = vec4(results[at], results[at + 1u], results[at + 2u], results[at + 3u]);
         v.b = vec4(results[at + 4u], results[at + 5u], results[at + 6u], results[at + 7u]);
     }
-    let rounded = rounded_eight(v, place);
+    let rounded = rounded_eight(v, DOWN, place);
     // Half of the rows of an expert are results; they are whole sixteens.
     let width = params.expert_rows / 2u;
     let result = place.workgroup.x * RESULTS + at;

@@ -1,6 +1,8 @@
 // y[r] = W[r] . input (+ bias[r]) (+ residual[r]) for one token, the input rounded. LANES threads share ROWS rows; a workgroup does that for
 // `blocks` blocks of rows. With GATED, rows of two matrices: y[r] = act(W[r] . input) * (W[up + r] . input).
 //
+// With DIGITS, one more workgroup rounds rms(x) * z for experts.
+//
 // INPUT: 0 x; 1 rms(x) * w; 2 rms(x) * w * silu(z), the norm over slices of `width`.
 struct Params {
     row_words: u32,
@@ -18,6 +20,9 @@ struct Params {
     blocks: u32,
     eps: f32,
     width: u32,
+    // With DIGITS: workgroups of the product, and where the digits begin in y.
+    groups: u32,
+    digits_at: u32,
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
@@ -42,6 +47,14 @@ var<workgroup> eight_squares: array<f32, 1u + INPUT / 2u * 4u * ROOM>;
 
 fn silu4(v: vec4<f32>) -> vec4<f32> {
     return vec4(silu(v.x), silu(v.y), silu(v.z), silu(v.w));
+}
+
+fn raw8(e: u32) -> Eight {
+    return Eight(x[2u * e], x[2u * e + 1u]);
+}
+
+fn weight8(e: u32) -> Eight {
+    return Eight(z[2u * e], z[2u * e + 1u]);
 }
 
 fn load8(n: u32, e: u32) {
@@ -93,6 +106,10 @@ fn row_of(result: u32, r: u32) -> u32 {
 
 @compute @workgroup_size(THREADS)
 fn main(place: Place) {
+    if DIGITS > 0u && folded(place) == params.groups {
+        write_digits(place);
+        return;
+    }
     let lane = lane_of(place);
     let groups = params.eights / 4u;
     load_input(0u, min(ROOM, groups), place);

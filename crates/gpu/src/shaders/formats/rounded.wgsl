@@ -25,8 +25,3 @@ fn from_middle(pair: vec2<f32>) -> vec2<f32> {
 fn scaled(parts: vec2<i32>, s: vec2<f32>, sum: i32) -> f32 {
     return s.x * f32(256 * parts.x + parts.y - ABOVE * sum) + s.y * f32(sum);
 }
-
-// The lowest bytes of four words as one.
-fn low_bytes(v: vec4<u32>) -> u32 {
-    return (v.x & 255u) | ((v.y & 255u) << 8u) | ((v.z & 255u) << 16u) | (v.w << 24u);
-}

@@ -10,11 +10,6 @@ fn codes32(row: u32, group: u32) -> Codes {
     return Codes(codes[row * (params.row_words / 4u) + group]);
 }
 
-// Eight inputs in the order of the codes in a word: those of the low halves of its bytes, then the others.
-fn arranged(a: vec4<u32>, b: vec4<u32>) -> vec2<u32> {
-    return vec2(low_bytes(vec4(a.xz, b.xz)), low_bytes(vec4(a.yw, b.yw)));
-}
-
 fn word_dot(word: u32, x: vec4<u32>) -> vec2<i32> {
     let even = word & 0x0f0f0f0fu;
     let odd = (word >> 4u) & 0x0f0f0f0fu;

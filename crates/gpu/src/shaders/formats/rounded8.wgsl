@@ -12,10 +12,6 @@ fn codes32(row: u32, group: u32) -> Codes {
     return Codes(codes[at] ^ vec4(0x80808080u), codes[at + 1u] ^ vec4(0x80808080u));
 }
 
-fn arranged(a: vec4<u32>, b: vec4<u32>) -> vec2<u32> {
-    return vec2(low_bytes(a), low_bytes(b));
-}
-
 fn pair_dot(words: vec2<u32>, x: vec4<u32>) -> vec2<i32> {
     return vec2(
         dot4I8Packed(words.x, x.x) + dot4I8Packed(words.y, x.y),

@@ -28,3 +28,12 @@ fn workgroup_sum(value: vec2<f32>, place: Place) -> vec2<f32> {
     workgroupBarrier();
     return sum;
 }
+
+fn published_part(part: u32, parts: u32, place: Place) -> vec2<f32> {
+    let each = THREADS / parts;
+    var sum = vec2(0.0);
+    for (var i = part * each; i < (part + 1u) * each; i++) {
+        sum += sum_parts[i];
+    }
+    return sum;
+}

@@ -27,3 +27,13 @@ fn workgroup_sum(value: vec2<f32>, place: Place) -> vec2<f32> {
     workgroupBarrier();
     return sum;
 }
+
+// Between the two: the sum of one of `parts` equal parts of the workgroup. No subgroup has threads of two parts.
+fn published_part(part: u32, parts: u32, place: Place) -> vec2<f32> {
+    let each = place.subgroups / parts;
+    var sum = vec2(0.0);
+    for (var i = part * each; i < (part + 1u) * each; i++) {
+        sum += sum_parts[i];
+    }
+    return sum;
+}

@@ -1,0 +1,198 @@
+// The heads of one token and their attention, as they leave their projections: a query head per workgroup, which is normalised and turns by
+// the angles of the token's position, as does the key that comes in; the new key and value go into the caches, from the first query head that shares them.
+struct Params {
+    // Query heads, key heads.
+    heads: u32,
+    key_heads: u32,
+    // Channels of a query or key, from one query to the next, and of a value.
+    width: u32,
+    stride: u32,
+    value_width: u32,
+    // Where keys and values are behind the queries.
+    k_at: u32,
+    v_at: u32,
+    // Fours of words of a head in the caches.
+    key_fours: u32,
+    value_stride: u32,
+    value_fours: u32,
+    slots: u32,
+    // Positions: the first that is seen, and the token's own.
+    begin: u32,
+    position: u32,
+    pairs: u32,
+    // Where this embedding's angles begin.
+    first_angle: u32,
+    // Whether pairs are (2i, 2i + 1), not (i, i + pairs).
+    interleaved: u32,
+    norm_values: u32,
+    // Whether queries are followed by gates.
+    gated: u32,
+    eps: f32,
+    scale: f32,
+    // 0 for none.
+    soft_cap: f32,
+}
+@group(1) @binding(0) var<uniform> params: Params;
+
+@group(0) @binding(0) var<storage, read> x: array<f32>;
+@group(0) @binding(1) var<storage, read> q_norm: array<f32>;
+@group(0) @binding(2) var<storage, read> k_norm: array<f32>;
+// Cosine and sine, factor included, for each pair.
+@group(0) @binding(3) var<storage, read> angles: array<vec2<f32>>;
+@group(0) @binding(4) var<storage, read_write> keys: array<vec4<u32>>;
+@group(0) @binding(5) var<storage, read_write> values: array<vec4<u32>>;
+@group(0) @binding(6) var<storage, read_write> y: array<f32>;
+
+// The query, the key and the value have a quarter of the threads each.
+const SPAN: u32 = THREADS / 4u;
+const WIDEST: u32 = SPAN * EACH;
+// Pairs of neighbouring channels of a thread.
+const TWOS: u32 = (EACH + 1u) / 2u;
+
+// As they are normalised.
+var<workgroup> heads: array<f32, 3u * WIDEST>;
+var<workgroup> new_key: array<vec4<u32>, WIDEST / FOUR>;
+var<workgroup> new_value: array<vec4<u32>, WIDEST / FOUR>;
+
+fn load_value(at: u32) -> vec4<u32> {
+    return values[at];
+}
+
+// What is behind the last position is never seen, but must be numbers.
+fn key_at(loaded: vec4<u32>, four: u32, position: u32) -> vec4<u32> {
+    return select(loaded, new_key[four], position >= params.position);
+}
+
+fn value_at(loaded: vec4<u32>, four: u32, position: u32) -> vec4<u32> {
+    return select(loaded, new_value[four], position >= params.position);
+}
+
+// Which of the pairs a channel belongs to.
+fn pair_of(c: u32) -> u32 {
+    return min(select(c % max(params.pairs, 1u), c / 2u, params.interleaved != 0u), max(params.pairs, 1u) - 1u);
+}
+
+// Channel `c` of the head that begins at `base`, turned.
+fn turned(base: u32, c: u32, turn: vec2<f32>) -> f32 {
+    let interleaved = params.interleaved != 0u;
+    let second = select(c >= params.pairs, (c & 1u) == 1u, interleaved);
+    let distance = select(params.pairs, 1u, interleaved);
+    let partner = select(c + distance, c - distance, second);
+    let inside = c < 2u * params.pairs;
+    let own = heads[base + c];
+    let other = heads[base + select(c, partner, inside)];
+    return select(own, own * turn.x + select(-other, other, second) * turn.y, inside);
+}
+
+// The first or the second quads.
+fn write(k: u32, query_head: u32, place: Place) {
+    let sum = sum_of(0u);
+    for (var i = place.thread; i < RESULTS; i += THREADS) {
+        let channel = channel_of(i, k);
+        if channel < params.value_width {
+            var value = published_result(0u, i) / sum;
+            if params.gated != 0u {
+                value *= sigmoid(x[query_head * params.stride + params.width + channel]);
+            }
+            y[query_head * params.value_width + channel] = value;
+        }
+    }
+}
+
+@compute @workgroup_size(THREADS)
+fn main(place: Place) {
+    let index = team_of(place) * LANES + lane_of(place);
+    let part = index / SPAN;
+    let own = index % SPAN;
+    let query_head = place.workgroup.x;
+    let group = params.heads / params.key_heads;
+    let head = query_head / group;
+    let is_query = part == 0u;
+    let is_value = part == 2u;
+    let width = select(params.width, params.value_width, is_value);
+    let begin = select(
+        select(params.k_at + head * params.width, params.v_at + head * params.value_width, is_value),
+        query_head * params.stride,
+        is_query,
+    );
+    // Everything is asked for before anything is waited for.
+    var raw: array<f32, EACH>;
+    var norms: array<vec2<f32>, EACH>;
+    for (var i = 0u; i < EACH; i++) {
+        let c = i * SPAN + own;
+        raw[i] = x[begin + min(c, width - 1u)];
+        let at = min(c, params.width - 1u);
+        norms[i] = vec2(q_norm[at], k_norm[at]);
+    }
+    var turns: array<vec4<f32>, TWOS>;
+    for (var i = 0u; i < TWOS; i++) {
+        let c = 2u * (i * SPAN + own);
+        turns[i] = vec4(angles[params.first_angle + pair_of(c)], angles[params.first_angle + pair_of(c + 1u)]);
+    }
+    load_key(min(params.begin + team_of(place), params.position), head, place);
+    var squares = vec2(0.0);
+    for (var i = 0u; i < EACH; i++) {
+        squares += select(vec2(0.0), squares_of(raw[i]), i * SPAN + own < width);
+    }
+    publish_sum(squares, place);
+    workgroupBarrier();
+    let inverse = inverse_of(published_part(part, 4u, place), width, params.eps);
+    if part < 3u {
+        for (var i = 0u; i < EACH; i++) {
+            let c = i * SPAN + own;
+            let norm = select(select(norms[i].y, norms[i].x, is_query), 1.0, is_value);
+            let value = select(raw[i] * inverse * norm, raw[i], is_value && params.norm_values == 0u);
+            heads[part * WIDEST + c] = select(0.0, value, c < width);
+        }
+    }
+    workgroupBarrier();
+    for (var i = 0u; i < TWOS; i++) {
+        let c = 2u * (i * SPAN + own);
+        if part < 3u && c < WIDEST {
+            let base = part * WIDEST;
+            let plain = vec2(heads[base + c], heads[base + c + 1u]);
+            let both = vec2(turned(base, c, turns[i].xy), turned(base, c + 1u, turns[i].zw));
+            let two = select(both, plain, is_value);
+            if is_query {
+                queries[c / 4u][c % 4u] = params.scale * two.x;
+                queries[c / 4u][c % 4u + 1u] = params.scale * two.y;
+            } else {
+                // One word is two values, or each is one.
+                let word = c / WORD_VALUES;
+                if is_value {
+                    new_value[word / 4u][word % 4u] = packed(two);
+                } else {
+                    new_key[word / 4u][word % 4u] = packed(two);
+                }
+                if WORD_VALUES == 1u {
+                    if is_value {
+                        new_value[word / 4u][word % 4u + 1u] = packed(two.yx);
+                    } else {
+                        new_key[word / 4u][word % 4u + 1u] = packed(two.yx);
+                    }
+                }
+            }
+        }
+    }
+    workgroupBarrier();
+    attend(params.begin, params.position + 1u, head, place);
+    workgroupBarrier();
+    publish_quad(0u, first_quads[0], place);
+    workgroupBarrier();
+    write(0u, query_head, place);
+    if QUADS == 2u {
+        workgroupBarrier();
+        publish_quad(0u, second_quads[0], place);
+        workgroupBarrier();
+        write(1u, query_head, place);
+    }
+    if query_head % group == 0u {
+        let slot = params.position % params.slots * params.key_heads + head;
+        if place.thread < params.key_fours {
+            keys[slot * params.key_fours + place.thread] = new_key[place.thread];
+        }
+        if place.thread < params.value_fours {
+            values[slot * params.value_fours + place.thread] = new_value[place.thread];
+        }
+    }
+}

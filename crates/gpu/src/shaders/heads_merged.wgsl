@@ -1,0 +1,71 @@
+// y[h, r] = W[h][r] . x[h] for one token, one matrix per head, where x[h] is what the splits of attention have of it, put together. A thread has an
+// eight of it.
+const TOTALS: u32 = ROWS;
+
+struct Params {
+    row_words: u32,
+    row_scales: u32,
+    cols: u32,
+    eights: u32,
+    // Rows of one head.
+    head_rows: u32,
+    heads: u32,
+    splits: u32,
+}
+@group(1) @binding(0) var<uniform> params: Params;
+
+// [split][head][max, sum, values]
+@group(0) @binding(2) var<storage, read> partial: array<vec2<f32>>;
+@group(0) @binding(3) var<storage, read_write> y: array<f32>;
+
+// Splits that are loaded at once.
+const AHEAD: u32 = 4u;
+
+@compute @workgroup_size(THREADS)
+fn main(place: Place) {
+    let head = place.workgroup.y;
+    let first = place.workgroup.x * ROWS;
+    let last = min(params.head_rows - first, ROWS) - 1u;
+    let real = place.thread < params.eights;
+    let eight = min(place.thread, params.eights - 1u);
+    // Asked for before the input is there.
+    var held: array<Eight, ROWS>;
+    var pairs: array<vec2<f32>, ROWS>;
+    for (var r = 0u; r < ROWS; r++) {
+        let row = head * params.head_rows + first + min(r, last);
+        held[r] = codes8(row, eight);
+        pairs[r] = scale(row, eight);
+    }
+    let stride = params.cols / 2u + 1u;
+    var largest = LOWEST;
+    var sum = 0.0;
+    var input = Eight(vec4(0.0), vec4(0.0));
+    for (var start = 0u; start < params.splits; start += AHEAD) {
+        var tops: array<vec2<f32>, AHEAD>;
+        var loaded: array<Eight, AHEAD>;
+        for (var i = 0u; i < AHEAD; i++) {
+            let at = (min(start + i, params.splits - 1u) * params.heads + head) * stride;
+            let own = at + 1u + 4u * eight;
+            tops[i] = partial[at];
+            loaded[i] = Eight(vec4(partial[own], partial[own + 1u]), vec4(partial[own + 2u], partial[own + 3u]));
+        }
+        for (var i = 0u; i < AHEAD; i++) {
+            let next = max(largest, tops[i].x);
+            let keep = exp(largest - next);
+            let weight = select(0.0, exp(tops[i].x - next), start + i < params.splits);
+            largest = next;
+            sum = sum * keep + weight * tops[i].y;
+            input = Eight(input.a * keep + weight * loaded[i].a, input.b * keep + weight * loaded[i].b);
+        }
+    }
+    let factor = select(0.0, 1.0 / sum, real);
+    input = Eight(factor * input.a, factor * input.b);
+    let all = sum8(input);
+    for (var r = 0u; r < ROWS; r++) {
+        totals[r] = pairs[r].x * dot8(held[r], input) + pairs[r].y * all;
+    }
+    publish_totals(place);
+    if place.thread <= last {
+        y[head * params.head_rows + first + place.thread] = total(place.thread, place);
+    }
+}
