@@ -245,6 +245,20 @@ pub trait Backend: Sized + 'static {
         self.gate_up(&self.rms_norm(x, Some(norm.w), norm.eps)?, gate, up, activation)
     }
 
+    /// `h = r + rms(x) * post`, and what [`norm_gate_up`](Self::norm_gate_up) makes of it.
+    fn norm_add_gate_up(
+        &self,
+        r: &Self::Tensor,
+        [x, post]: [&Self::Tensor; 2],
+        norm: Norm<'_, Self::Tensor>,
+        gate_up: [&Self::Matrix; 2],
+        activation: Activation,
+    ) -> Result<(Self::Tensor, Self::Tensor)> {
+        let h = self.norm_add(r, x, post, norm.eps, Factor::One)?;
+        let y = self.norm_gate_up(&h, norm, gate_up, activation)?;
+        Ok((h, y))
+    }
+
     /// `y = act(gate) * up`, element by element.
     fn glu(&self, gate: Self::Tensor, up: &Self::Tensor, activation: Activation) -> Result<Self::Tensor>;
 

@@ -260,7 +260,7 @@ pub fn run_all<B: Backend>(b: &B, filter: Option<&str>) -> Vec<Outcome> {
 const FAST: Bound = Bound::l2(1e-2);
 
 /// Operations in which fast numerics round.
-const ROUNDED: [&str; 17] = [
+const ROUNDED: [&str; 18] = [
     "matrices",
     "matmul",
     "matmuls",
@@ -268,6 +268,7 @@ const ROUNDED: [&str; 17] = [
     "norm_matmuls",
     "gated_norm_matmul_add",
     "gate_up",
+    "norm_add_gate_up",
     "norm_gate_up",
     "moe",
     "shared_expert",

@@ -3,13 +3,13 @@
 
 use std::sync::OnceLock;
 
-use backend::{Backend, CacheFloat};
+use backend::{Backend, CacheFloat, largest};
 use conformance::models::{Fixture, fixtures_folder, logits_in_chunks};
 use engine::{
     Engine, EngineOptions, Event, Finish, Flow, Generated, Sampler, SamplingParams, Sequence, Task,
 };
 use gpu::{Choice, Gpu, Numerics, Options};
-use models::Model;
+use models::{Logits, Model, Request};
 
 /// One of each kind: attention alone, a sliding window, a latent cache, recurrent layers.
 const FIXTURES: [&str; 4] = ["qwen3_moe-bf16", "gemma4-moe-4bit", "deepseek_v3-4bit", "qwen3_5_moe-4bit"];
@@ -98,6 +98,41 @@ fn logits_are_the_same_bits() {
             }
             assert_eq!(state.len(), plain.len() + 1);
             assert!(model.start(ahead, 1_000_000).is_err());
+        }
+    }
+}
+
+/// The device goes on with tokens that it has chosen itself, one further than the host knows.
+#[test]
+fn chosen_tokens_are_the_likeliest() {
+    for gpu in exact().into_iter().chain(open(Numerics::Fast)) {
+        for name in FIXTURES {
+            let engine = engine(&gpu, name, None);
+            let model = engine.model();
+            let [mut plain, mut state] = [(); 2].map(|()| model.state(engine.cache()).unwrap());
+            let before = prompt(250);
+            let (before, last) = before.split_at(249);
+            logits_in_chunks(model, &mut plain, before, 64).unwrap();
+            logits_in_chunks(model, &mut state, before, 64).unwrap();
+            let mut expected = logits_in_chunks(model, &mut plain, last, 1).unwrap();
+            let request = Request { tokens: last, state: &mut state, logits: Logits::Last };
+            let logits = model.step(&mut [request]).unwrap().unwrap();
+            let mut chosen = gpu.choose(&logits).unwrap();
+            for i in 0..20 {
+                let (logits, next) = model.step_chosen(&chosen, &mut state).unwrap();
+                let (id, value) = gpu.read_chosen(chosen).unwrap();
+                assert_eq!(
+                    vec![(id, value)],
+                    largest(&expected, 1),
+                    "{name}, {}: token {i}",
+                    gpu.description()
+                );
+                expected = logits_in_chunks(model, &mut plain, &[id], 1).unwrap();
+                let found = gpu.read(&logits).unwrap();
+                let same = found.iter().map(|v| v.to_bits()).eq(expected.iter().map(|v| v.to_bits()));
+                assert!(same, "{name}, {}: logits of token {i} differ", gpu.description());
+                chosen = next;
+            }
         }
     }
 }

@@ -95,7 +95,7 @@ fn every_operation_has_cases() {
     // These change no result; fixtures with experts on disk go through them.
     let hints = ["expect_experts", "expect_moe"];
     // These are for whole steps: `ahead.rs`.
-    let steps = ["records_ahead", "record", "start"];
+    let steps = ["records_ahead", "record", "start", "choose", "prepare_chosen", "read_chosen"];
     // These take nothing that can be wrong, or are refused by what they are composed of.
     let always = [
         "spread",
@@ -106,6 +106,7 @@ fn every_operation_has_cases() {
         "rope_table",
         "matrices",
         "norm_matmuls",
+        "norm_add_gate_up",
         "norm_gate_up",
         "gated_norm_matmul_add",
         "self_attention",

@@ -1,6 +1,5 @@
 //! The operations of the trait: check shapes, record kernels.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use ::backend::{
@@ -50,9 +49,7 @@ impl Gpu {
         [gate, up]: [&Matrix; 2],
         activation: Activation,
     ) -> Result<Tensor> {
-        // Filled up, the first half would be longer than the second.
-        let whole = |rows: &Range<usize>| rows.len() == 2 * gate.rows && gate.stack.parts.len() == 1;
-        if let Some(rows) = neighbours([gate, up]).filter(whole)
+        if let Some(rows) = Self::gate_up_rows([gate, up])
             && self.prepares(input, &gate.stack)
         {
             let besides = Besides { glu: Some(activation), ..Besides::default() };
@@ -311,6 +308,26 @@ impl Backend for Gpu {
         check::vector("rms_norm", "w", norm.w.shape(), x.shape().cols)?;
         check::gate_up(x.shape(), gate.shape(), up.shape())?;
         self.gate_up_of(&Prepared::Norm(x, norm), [gate, up], activation)
+    }
+
+    fn norm_add_gate_up(
+        &self,
+        r: &Tensor,
+        [x, post]: [&Tensor; 2],
+        norm: Norm<'_, Tensor>,
+        gate_up: [&Matrix; 2],
+        activation: Activation,
+    ) -> Result<(Tensor, Tensor)> {
+        check::residual_norm("norm_add", r.shape(), x.shape(), post.shape(), &Factor::<Tensor>::One)?;
+        check::vector("rms_norm", "w", norm.w.shape(), x.shape().cols)?;
+        check::gate_up(x.shape(), gate_up[0].shape(), gate_up[1].shape())?;
+        let input = Prepared::NormAdd { r, x, post, norm };
+        if let Some(both) = self.norm_add_gate_up_of(&input, gate_up, activation)? {
+            return Ok(both);
+        }
+        let h = self.norm_add_of([r, x, post], norm.eps, &Factor::One)?;
+        let hidden = self.gate_up_of(&Prepared::Norm(&h, norm), gate_up, activation)?;
+        Ok((h, hidden))
     }
 
     fn glu(&self, gate: Tensor, up: &Tensor, activation: Activation) -> Result<Tensor> {

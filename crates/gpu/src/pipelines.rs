@@ -85,10 +85,6 @@ impl Pipelines {
         let device = &self.device.wgpu;
         let name = variant.kernel.name;
         let source = variant.source(self.device.subgroup);
-        if let Ok(f) = std::env::var("TRY_DUMP") {
-            let c: String = variant.constants.iter().map(|(n, v)| format!("{}{v}", &n[..1])).collect();
-            std::fs::write(format!("{f}/{name}_{}_{c}.wgsl", variant.threads), &source).unwrap();
-        }
         let descriptor = wgpu::ShaderModuleDescriptor {
             label: Some(name),
             source: wgpu::ShaderSource::Wgsl(source.into()),

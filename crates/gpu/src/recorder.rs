@@ -52,6 +52,8 @@ struct State {
     commands: Commands,
     /// Dispatches that the submission before this one had, 0 after a wait.
     before: usize,
+    /// Submissions so far.
+    submitted: u64,
     /// What threads record for later: theirs alone, however many record at the same time.
     captures: HashMap<ThreadId, Capture>,
     groups: HashMap<Vec<u64>, wgpu::BindGroup>,
@@ -64,6 +66,8 @@ pub(crate) struct Reading<const N: usize> {
     staging: wgpu::Buffer,
     receiver: Receiver<std::result::Result<(), wgpu::BufferAsyncError>>,
     lens: [u64; N],
+    /// Submissions up to this one.
+    submitted: u64,
 }
 
 /// Which bytes are copied from one buffer into another.
@@ -227,13 +231,9 @@ impl Recorder {
             clock.resolve(state.commands.encoder(&self.device));
         }
         state.before = state.commands.recorded;
-        let t0 = Instant::now();
+        state.submitted += 1;
         let (numbers, commands) = state.commands.finish(&self.device);
-        let t1 = Instant::now();
         self.send(&numbers, commands);
-        if std::env::var_os("TRY_HOST").is_some() {
-            eprintln!("TRY {} dispatches: finish {:?} send {:?}", state.before, t1 - t0, t1.elapsed());
-        }
         if let Some(clock) = &mut state.clock {
             clock.collect(&self.device);
         }
@@ -244,13 +244,8 @@ impl Recorder {
 
     fn send(&self, numbers: &[u8], commands: wgpu::CommandBuffer) {
         self.gate.wait();
-        let t0 = Instant::now();
         self.device.queue.write_buffer(&self.params, 0, numbers);
-        let t1 = Instant::now();
         self.device.queue.submit([commands]);
-        if std::env::var_os("TRY_HOST").is_some() {
-            eprintln!("TRY write {:?} submit {:?}", t1 - t0, t1.elapsed());
-        }
     }
 
     /// Whether dispatches are timed, each on its own: such ones cannot be started later.
@@ -284,14 +279,12 @@ impl Recorder {
             self.send(&segment.numbers, segment.commands);
         }
         state.before = PER_SUBMISSION;
+        state.submitted += 1;
     }
 
     /// Waits for everything recorded, and returns the first `len` bytes of each buffer.
     pub fn read<const N: usize>(&self, wanted: [(&Buffer, u64); N]) -> Result<[Vec<u8>; N]> {
-        let reading = self.begin_read(wanted)?;
-        // The device will have nothing to do then.
-        self.state().before = 0;
-        self.finish_read(reading)
+        self.finish_read(self.begin_read(wanted)?)
     }
 
     /// Starts everything recorded, and a copy of the first `len` bytes of each buffer to the host.
@@ -314,19 +307,22 @@ impl Recorder {
             }
         });
         self.submit();
-        // It has something to do meanwhile.
-        self.state().before = PER_SUBMISSION;
+        let mut state = self.state();
+        // The device has something to do meanwhile.
+        state.before = PER_SUBMISSION;
+        let submitted = state.submitted;
+        drop(state);
         let (sender, receiver) = std::sync::mpsc::channel();
         staging.map_async(wgpu::MapMode::Read, .., move |result| {
             // Nobody waits for it, if nobody wants it any more.
             let _ = sender.send(result);
         });
-        Ok(Reading { staging, receiver, lens: wanted.map(|(_, len)| len) })
+        Ok(Reading { staging, receiver, lens: wanted.map(|(_, len)| len), submitted })
     }
 
     /// Waits for what is being read.
     pub fn finish_read<const N: usize>(&self, reading: Reading<N>) -> Result<[Vec<u8>; N]> {
-        let Reading { staging, receiver, lens } = reading;
+        let Reading { staging, receiver, lens, submitted } = reading;
         let broken = |why: String| Error::Device(format!("{}: {why}", self.device.adapter.name));
         // A device that is soon ready is looked at again and again: it would wait while this thread is woken.
         let until = Instant::now() + if self.device.adapter.software { Duration::ZERO } else { SOON };
@@ -350,6 +346,12 @@ impl Recorder {
         };
         self.device.check()?;
         mapped.map_err(|e| broken(e.to_string()))?;
+        let mut state = self.state();
+        if state.submitted == submitted {
+            // That was all it had to do.
+            state.before = 0;
+        }
+        drop(state);
         let view = staging.get_mapped_range(..).map_err(|e| broken(e.to_string()))?;
         let mut from = 0;
         let bytes = lens.map(|len| {

@@ -174,9 +174,9 @@ pub(crate) mod kernels {
         MATVEC = "matvec", [Linear, Codes, Input, Totals], 5 => 1, [32, 128, 256], "ROWS" in [4], "TOKENS" in [1, 2, 4, 8],
             "ALIGNED" in [0, 1];
         MATVEC_ROUNDED = "matvec_rounded", [Lanes, Quads, WholeCodes, Rounding, Rounded, RoundedInput, Sum, Rms, Digits, Activation], 7 => 1, [256, 512],
-            "LANES" in [8, 32], "STEPS" in [1, 2, 3, 4], "ROWS" in [1, 2, 4], "INPUT" in [0, 1, 2], "LONG" in [0, 1],
-            "GATED" in [0, 1], "ACTIVATION" in [0, 1], "DIGITS" in [0, 4, 8];
-        NORM_MATVEC = "norm_matvec", [Codes, Totals, Quads, Rounding, Sum, Rms, Digits], 6 => 1, [256], "ROWS" in [2], "DIGITS" in [4, 8];
+            "LANES" in [8, 32], "STEPS" in [1, 2, 3, 4], "ROWS" in [1, 2, 4], "INPUT" in [0, 1, 2, 3], "LONG" in [0, 1],
+            "GATED" in [0, 1], "ACTIVATION" in [0, 1], "DIGITS" in [0, 1];
+        NORM_MATVEC = "norm_matvec", [Codes, Totals, Quads, Rounding, Sum, Rms, Digits], 6 => 1, [256], "ROWS" in [2];
         NORM_ADD = "norm_add", [Residual, Sum, Rms], 4 => 1, [64, 256, 1024];
         PART_OF_HEADS = "part_of_heads", [], 1 => 1, [128];
         RMS_NORM = "rms_norm", [Sum, Rms], 2 => 1, [64, 256, 1024];
@@ -472,7 +472,7 @@ mod tests {
             return false;
         }
         let rounded = variant.kernel.pieces.contains(&Rounded) && gated.is_some();
-        if rounded && variant.constant("DIGITS") != Some(0) && (gated, input) != (Some(0), Some(1)) {
+        if variant.constant("DIGITS") == Some(1) && (gated, input) != (Some(0), Some(1)) {
             return false;
         }
         !rounded

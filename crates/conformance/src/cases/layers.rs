@@ -77,24 +77,40 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         })
     };
     for (name, experts, [d, width], formats, choice, shared) in [
-        ("softmax, gated shared expert", 40, [128, 64], [Q4, Q8], softmax(4, true), Shared::Gated(64)),
-        ("softmax over all, no shared expert", 9, [64, 128], [Q4, Q8], softmax(3, false), Shared::Absent),
-        ("a sigmoid, plain shared expert", 20, [256, 128], [Q4, Q4], grouped(8, 1, true), Shared::Plain(128)),
-        ("a sigmoid, not renormalised", 3, [4160, 64], [Q8, Q8], grouped(2, 1, false), Shared::Plain(64)),
-        ("sigmoids in groups", 32, [128, 64], [Q4, Q4], grouped(4, 4, true), Shared::Plain(64)),
-        ("a shared expert of another width", 16, [64, 64], [Q4, Q8], softmax(2, true), Shared::Gated(128)),
-        ("plain weights", 12, [40, 24], [BF16, BF16], softmax(2, true), Shared::Gated(24)),
+        ("softmax, gated shared expert", 40, [128, 64], [Q4, Q4, Q8], softmax(4, true), Shared::Gated(64)),
+        ("softmax over all, no shared expert", 9, [64, 128], [Q4, Q4, Q8], softmax(3, false), Shared::Absent),
+        (
+            "a sigmoid, plain shared expert",
+            20,
+            [256, 128],
+            [Q4, Q4, Q4],
+            grouped(8, 1, true),
+            Shared::Plain(128),
+        ),
+        ("a sigmoid, not renormalised", 3, [4160, 64], [Q8, Q8, Q8], grouped(2, 1, false), Shared::Plain(64)),
+        ("sigmoids in groups", 32, [128, 64], [Q4, Q4, Q4], grouped(4, 4, true), Shared::Plain(64)),
+        (
+            "a shared expert of another width",
+            16,
+            [64, 64],
+            [Q4, Q4, Q8],
+            softmax(2, true),
+            Shared::Gated(128),
+        ),
+        ("plain weights", 12, [40, 24], [BF16, BF16, BF16], softmax(2, true), Shared::Gated(24)),
         (
             "a router of its own",
             20,
             [96, 32],
-            [affine(4, 32, Float::Bf16), affine(8, 32, Float::F16)],
+            [affine(4, 32, Float::Bf16), affine(4, 32, Float::Bf16), affine(8, 32, Float::F16)],
             Choice::Scaled(3),
             Shared::Absent,
         ),
-        ("all experts", 3, [2048, 512], [Q4, Q8], softmax(3, true), Shared::Gated(512)),
-        ("many experts", 300, [64, 64], [Q4, Q8], softmax(10, true), Shared::Absent),
-        ("wide experts", 10, [64, 2112], [Q4, Q8], softmax(8, true), Shared::Absent),
+        ("all experts", 3, [2048, 512], [Q4, Q4, Q8], softmax(3, true), Shared::Gated(512)),
+        ("down of more bits", 20, [128, 64], [Q4, Q8, Q8], softmax(4, true), Shared::Gated(64)),
+        ("down of fewer bits, plain router", 9, [192, 64], [Q8, Q4, BF16], softmax(2, true), Shared::Absent),
+        ("many experts", 300, [64, 64], [Q4, Q4, Q8], softmax(10, true), Shared::Absent),
+        ("wide experts", 10, [64, 2112], [Q4, Q4, Q8], softmax(8, true), Shared::Absent),
     ] {
         let setup = Experts { experts, d, width, formats, choice, shared };
         cases.push(Case::new(
@@ -104,25 +120,35 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
             move |b: &B, rng| setup.check(b, rng),
         ));
     }
-    for (name, shape, kv_heads, heads, gated, norm_values) in [
-        ("gated, f16", (64, CacheFloat::F16, None), 2, 16, true, false),
-        ("f32", (32, CacheFloat::F32, None), 2, 6, false, false),
-        ("normalised values in a ring", (256, CacheFloat::F16, Some(9)), 1, 4, false, true),
-        ("odd heads", (10, CacheFloat::F16, None), 3, 3, true, false),
+    for (name, shape, kv_heads, heads, gated, norm_values, at_once) in [
+        ("gated, f16", (64, CacheFloat::F16, None), 2, 16, true, false, 5),
+        ("f32", (32, CacheFloat::F32, None), 2, 6, false, false, 5),
+        ("normalised values in a ring", (256, CacheFloat::F16, Some(9)), 1, 4, false, true, 5),
+        ("odd heads", (10, CacheFloat::F16, None), 3, 3, true, false, 5),
+        ("wide heads, f16", (512, CacheFloat::F16, None), 1, 3, false, true, 5),
+        ("many positions, gated", (256, CacheFloat::F16, None), 2, 16, true, false, 480),
+        ("many positions, f32", (128, CacheFloat::F32, None), 1, 2, false, false, 480),
     ] {
         let (width, float, window) = shape;
         let cache = KvShape { heads: kv_heads, key_dim: width, value_dim: width, float, window };
         let detail = format!("{name}, {heads} over {kv_heads} heads of {width}, token by token");
         let bound = if float == CacheFloat::F16 { HALVES } else { BOUND };
         cases.push(Case::new("self_attention", detail, bound, move |b: &B, rng| {
-            self_attention(b, rng, cache, heads, gated, norm_values)
+            self_attention(b, rng, cache, heads, (gated, norm_values), at_once)
         }));
     }
-    for (heads, rank, pe, float) in [(4, 64, 8, CacheFloat::F16), (3, 20, 4, CacheFloat::F32)] {
-        let detail = format!("{heads} heads, latents of {rank} + {pe} in {float:?}, token by token");
+    for (heads, rank, pe, [nope, values], float, format) in [
+        (4, 64, 8, [12, 10], CacheFloat::F16, BF16),
+        (3, 20, 4, [12, 10], CacheFloat::F32, BF16),
+        (5, 64, 8, [16, 10], CacheFloat::F16, BF16),
+        (16, 512, 64, [128, 128], CacheFloat::F16, Q4),
+        (3, 64, 16, [64, 33], CacheFloat::F32, Q8),
+    ] {
+        let detail =
+            format!("{heads} heads of {nope}, latents of {rank} + {pe} in {float:?}, token by token");
         let bound = if float == CacheFloat::F16 { HALVES } else { BOUND };
         cases.push(Case::new("latent_attention", detail, bound, move |b: &B, rng| {
-            latent_attention(b, rng, heads, [rank, pe], float)
+            latent_attention(b, rng, heads, [rank, pe, nope, values], (float, format))
         }));
     }
     cases.push(Case::new("norm_gate_up", "2 x [64, 96], n=1 and 9", BOUND, |b: &B, rng| {
@@ -142,6 +168,9 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         }
         Ok(outputs)
     }));
+    for (width, cols, format) in [(64, 96, affine(4, 32, Float::Bf16)), (70, 2816, Q4), (40, 77, BF16)] {
+        cases.push(norm_add_gate_up(width, cols, format));
+    }
     cases.push(Case::new("combine_norm_add", "[3, 129]", Bound::l2(2e-6), |b: &B, rng| {
         let [r, a, c] = [0; 3].map(|_| rng.values(3, 129));
         let [wa, wc, w] = [0; 3].map(|_| rng.gain(129));
@@ -184,6 +213,33 @@ fn norm_matmuls<B: Backend>(rows: [usize; 3], cols: usize, format: Format) -> Ca
                 let expected = products::matmul(sample, &normed[range.clone()].to_vec());
                 let output = Output::close(format!("y{i} of {range:?}"), b.read(result)?, &expected);
                 outputs.push(if expected.concat().len() < 12 { output.flat() } else { output });
+            }
+        }
+        Ok(outputs)
+    })
+}
+
+fn norm_add_gate_up<B: Backend>(width: usize, cols: usize, format: Format) -> Case<B> {
+    let detail = format!("{}, 2 x [{width}, {cols}], n=1 and 9", crate::weights::format_name(format));
+    Case::new("norm_add_gate_up", detail, BOUND, move |b: &B, rng| {
+        let [gate, up] = samples(rng, format, [width, width], cols);
+        let [g, u] = b.matrices([&gate.weight, &up.weight])?;
+        let (r, x, post, w) = (rng.values(10, cols), rng.values(10, cols), rng.gain(cols), rng.gain(cols));
+        let normed = |x: &Rows, w: &Host| norms::rms_heads(x, &w.wide()[0], f64::from(EPS));
+        let h = norms::add(&r.wide(), &normed(&x.wide(), &post));
+        let input = normed(&h, &w);
+        let halves = [products::matmul(&gate, &input), products::matmul(&up, &input)];
+        let activation = Activation::GeluTanh;
+        let y = products::glu(&halves[0], &halves[1], activation);
+        let (post, gain) = (post.on(b)?, w.on(b)?);
+        let mut outputs = Vec::new();
+        for range in [0..1, 1..10] {
+            let (r, x) = (r.slice(range.clone()).on(b)?, x.slice(range.clone()).on(b)?);
+            let norm = Norm { w: &gain, eps: EPS };
+            let (sum, result) = b.norm_add_gate_up(&r, [&x, &post], norm, [&g, &u], activation)?;
+            for (name, found, expected) in [("h", sum, &h), ("y", result, &y)] {
+                let expected = expected[range.clone()].to_vec();
+                outputs.push(Output::close(format!("{name} of {range:?}"), b.read(&found)?, &expected));
             }
         }
         Ok(outputs)
@@ -257,18 +313,18 @@ struct Experts {
     experts: usize,
     d: usize,
     width: usize,
-    /// Of the experts, and of the router and the shared expert's gate.
-    formats: [Format; 2],
+    /// Of the experts' gate and up, of their down, and of the router and the shared expert's gate.
+    formats: [Format; 3],
     choice: Choice,
     shared: Shared,
 }
 
 impl Experts {
     fn weights<B: Backend>(&self, b: &B, rng: &mut Rng) -> backend::Result<MoeWeights<B>> {
-        let Self { experts, d, width, formats: [format, router_format], choice, shared } = *self;
+        let Self { experts, d, width, formats: [format, down, router_format], choice, shared } = *self;
         let mlp = |rng: &mut Rng, count: usize, width: usize| {
             let gate = Recipe::new(format, width, d).stack(count);
-            [gate.build(rng), gate.build(rng), Recipe::new(format, d, width).stack(count).build(rng)]
+            [gate.build(rng), gate.build(rng), Recipe::new(down, d, width).stack(count).build(rng)]
         };
         let stacks = mlp(rng, experts, width);
         let shared_mlp = match shared {
@@ -331,8 +387,8 @@ fn self_attention<B: Backend>(
     rng: &mut Rng,
     cache: KvShape,
     heads: usize,
-    gated: bool,
-    norm_values: bool,
+    (gated, norm_values): (bool, bool),
+    at_once: usize,
 ) -> CaseResult {
     let KvShape { heads: kv_heads, key_dim, .. } = cache;
     let q_rows = heads * key_dim * if gated { 2 } else { 1 };
@@ -349,11 +405,12 @@ fn self_attention<B: Backend>(
     };
     let mask = cache.window.map_or(Mask::Causal, Mask::Window);
     let spec = Attention { heads, scale: 1.0 / (key_dim as f32).sqrt(), mask, soft_cap: None };
-    let x = rng.calm(75, 64);
+    let end = at_once + 70;
+    let x = rng.calm(end, 64);
     let (mut own, mut parts) = (b.kv_cache(&cache)?, b.kv_cache(&cache)?);
     let mut outputs = Vec::new();
     // Some tokens at once, then one by one.
-    for range in std::iter::once(0..5).chain((5..75).map(|t| t..t + 1)) {
+    for range in std::iter::once(0..at_once).chain((at_once..end).map(|t| t..t + 1)) {
         let [q, k, v] = b.matmuls(&x.slice(range.clone()).on(b)?, matrices.each_ref())?;
         let batch = one_span(b, range.len(), range.start)?;
         let kv = || Some([k.clone(), v.clone()]);
@@ -372,12 +429,11 @@ fn latent_attention<B: Backend>(
     b: &B,
     rng: &mut Rng,
     heads: usize,
-    [rank, pe]: [usize; 2],
-    float: CacheFloat,
+    [rank, pe, nope, values]: [usize; 4],
+    (float, format): (CacheFloat, Format),
 ) -> CaseResult {
-    let (nope, values) = (12, 10);
     let head = |rng: &mut Rng, rows, cols| {
-        let sample = Recipe::new(BF16, rows, cols).stack(heads).build(rng);
+        let sample = Recipe::new(format, rows, cols).stack(heads).build(rng);
         b.head_matrices(&sample.weight, false)
     };
     let rope = RopeSpec {

@@ -203,7 +203,7 @@ impl Gpu {
         let (x, norm) = match input {
             Prepared::Plain(x) => (*x, None),
             Prepared::Norm(x, norm) => (*x, Some(norm)),
-            Prepared::GatedNorm(..) => unreachable!("leads to one product"),
+            Prepared::GatedNorm(..) | Prepared::NormAdd { .. } => unreachable!("leads to one product"),
         };
         let together = neighbours(weights).filter(|_| x.shape().rows == 1);
         let [first, ..] = weights.as_slice() else { unreachable!("at least one matrix") };
@@ -272,14 +272,12 @@ impl Gpu {
         digits: Digits<'_>,
     ) -> Result<Tensor> {
         let y = self.tensor_with_digits(rows.len(), stack.cols)?;
-        let variant = Variant::new(&kernels::NORM_MATVEC, 256)
-            .format(stack.format)
-            .with("ROWS", NORM_ROWS as u32)
-            .with("DIGITS", digits.bits);
+        let variant =
+            Variant::new(&kernels::NORM_MATVEC, 256).format(stack.format).with("ROWS", NORM_ROWS as u32);
         let rest = [rows.len(), rows.start, usize::from(bias.is_some())].map(|n| n as u32);
         let mut numbers: Vec<u32> = stack.numbers().into_iter().chain(rest).collect();
         let workgroups = rows.len().div_ceil(NORM_ROWS);
-        numbers.extend([norm.eps.to_bits(), workgroups as u32, digits_at(rows.len()) as u32]);
+        numbers.extend([norm.eps.to_bits(), workgroups as u32, digits_at(rows.len()) as u32, digits.bits]);
         let [x, w, w2, bias, out] = [x, norm.w, digits.w, bias.unwrap_or(x), &y].map(Tensor::buffer);
         let part = &stack.parts[0];
         let buffers = [&part.codes, &part.scales, x, w, w2, bias, out];

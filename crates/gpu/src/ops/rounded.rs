@@ -7,10 +7,11 @@ use ::backend::{Activation, Handle, MoeWeights, Norm, Result, Routing, Shape};
 use checkpoint::Format;
 
 use super::elementwise::number;
+use super::product::neighbours;
 use super::{by_item, folded};
 use crate::pool::ALIGNMENT;
 use crate::shader::{Variant, has_whole_codes, kernels};
-use crate::weights::{Experts, SharedExpert, Stack, UpStacks};
+use crate::weights::{Experts, Matrix, SharedExpert, Stack, UpStacks};
 use crate::{Gpu, Tensor};
 
 /// Threads of a workgroup.
@@ -42,12 +43,15 @@ pub(crate) enum Prepared<'a> {
     Norm(&'a Tensor, Norm<'a, Tensor>),
     /// `rms(v) * w * silu(z)` over slices as wide as `w`.
     GatedNorm([&'a Tensor; 2], Norm<'a, Tensor>),
+    /// `rms(h) * w`, where `h = r + rms(x) * post`.
+    NormAdd { r: &'a Tensor, x: &'a Tensor, post: &'a Tensor, norm: Norm<'a, Tensor> },
 }
 
 impl<'a> Prepared<'a> {
     fn first(&self) -> &'a Tensor {
         match self {
             Prepared::Plain(x) | Prepared::Norm(x, _) | Prepared::GatedNorm([x, _], _) => x,
+            Prepared::NormAdd { x, .. } => x,
         }
     }
 }
@@ -117,6 +121,7 @@ impl Gpu {
         self.rounds(input.first().shape().rows, stack)
             && match input {
                 Prepared::Plain(_) | Prepared::Norm(..) => true,
+                Prepared::NormAdd { .. } => groups <= lanes * steps,
                 Prepared::GatedNorm(_, norm) => {
                     let width = norm.w.shape().cols;
                     let at_once = lanes * steps * GROUP;
@@ -138,12 +143,18 @@ impl Gpu {
             Prepared::Plain(x) => (0, *x, *x, 0.0),
             Prepared::Norm(x, norm) => (1, norm.w, besides.digits.map_or(*x, |digits| digits.w), norm.eps),
             Prepared::GatedNorm([_, z], norm) => (2, norm.w, *z, norm.eps),
+            Prepared::NormAdd { post, norm, .. } => (3, *post, norm.w, norm.eps),
         };
         let halves = if besides.glu.is_some() { 2 } else { 1 };
         let results = rows.len() / halves;
-        let y = match besides.digits {
-            Some(_) => self.tensor_with_digits(results, stack.cols)?,
-            None => self.tensor(1, results)?,
+        let behind = besides.digits.is_some() || matches!(input, Prepared::NormAdd { .. });
+        let y = match behind {
+            true => self.tensor_with_digits(results, stack.cols)?,
+            false => self.tensor(1, results)?,
+        };
+        let beside = match input {
+            Prepared::NormAdd { r, .. } => r,
+            _ => besides.residual.unwrap_or(x),
         };
         let [lanes, steps] = Self::team(stack.cols / GROUP);
         let wide = self.wide(stack) && rows.len() < MANY_ROWS;
@@ -167,7 +178,7 @@ impl Gpu {
             .with("LONG", u32::from(long_row))
             .with("GATED", u32::from(besides.glu.is_some()))
             .with("ACTIVATION", besides.glu.map_or(0, number))
-            .with("DIGITS", besides.digits.map_or(0, |digits| digits.bits));
+            .with("DIGITS", u32::from(besides.digits.is_some()));
         for part in &stack.parts {
             let here = rows.start.max(part.rows.start)..rows.end.min(part.rows.end);
             if here.is_empty() {
@@ -182,12 +193,9 @@ impl Gpu {
             let numbers = [here_results, skip, place, results, has[0], has[1], blocks].map(|n| n as u32);
             let mut numbers: Vec<u32> = stack.numbers().into_iter().chain(numbers).collect();
             let workgroups = groups.div_ceil(blocks);
-            numbers.extend([
-                eps.to_bits(),
-                w.shape().cols as u32,
-                workgroups as u32,
-                digits_at(results) as u32,
-            ]);
+            let bits = besides.digits.map_or(0, |digits| digits.bits);
+            numbers.extend([eps.to_bits(), w.shape().cols as u32]);
+            numbers.extend([workgroups as u32, digits_at(results) as u32, bits]);
             let buffers = [
                 &part.codes,
                 &part.scales,
@@ -195,7 +203,7 @@ impl Gpu {
                 w.buffer(),
                 z.buffer(),
                 besides.bias.unwrap_or(x).buffer(),
-                besides.residual.unwrap_or(x).buffer(),
+                beside.buffer(),
                 y.buffer(),
             ];
             // One more for the digits.
@@ -203,6 +211,28 @@ impl Gpu {
             self.run(&variant, &buffers, &numbers, folded(all));
         }
         Ok(y)
+    }
+
+    /// `h = r + rms(x) * post`, and `act(Wgate z) * Wup z` for `z = rms(h) * w`, of one token; `None` where that is not one product.
+    pub(crate) fn norm_add_gate_up_of(
+        &self,
+        input: &Prepared<'_>,
+        [gate, up]: [&Matrix; 2],
+        activation: Activation,
+    ) -> Result<Option<(Tensor, Tensor)>> {
+        let Some(rows) = Self::gate_up_rows([gate, up]).filter(|_| self.prepares(input, &gate.stack)) else {
+            return Ok(None);
+        };
+        let besides = Besides { glu: Some(activation), ..Besides::default() };
+        let y = self.rounded_product(input, &gate.stack, rows, &besides)?;
+        let h = y.buffer().behind(4 * digits_at(y.shape().cols) as u64);
+        Ok(Some((Tensor::new(Shape { rows: 1, cols: gate.stack.cols }, h), y)))
+    }
+
+    /// Rows of a gate and its up that are one product; filled up, the first half would be longer than the second.
+    pub(crate) fn gate_up_rows([gate, up]: [&Matrix; 2]) -> Option<Range<usize>> {
+        let whole = |rows: &Range<usize>| rows.len() == 2 * gate.rows && gate.stack.parts.len() == 1;
+        neighbours([gate, up]).filter(whole)
     }
 
     /// Room for the results of a router and, behind them, digits of so many inputs.

@@ -127,10 +127,11 @@ fn main(place: Place) {
     workgroupBarrier();
     for (var r = place.thread; r < params.rank; r += THREADS) {
         var sum = 0.0;
+        let row = head * params.rank + r;
         for (var i = 0u; i < params.eights; i++) {
             let input = Eight(plain[2u * i], plain[2u * i + 1u]);
-            let s = scale(head * params.rank + r, i);
-            sum += s.x * dot8(codes8(head * params.rank + r, i), input) + s.y * sum8(input);
+            let s = scale(row, i);
+            sum += s.x * dot8(codes8(row, i), input) + s.y * sum8(input);
         }
         queries[r / 4u][r % 4u] = params.scale * sum;
     }

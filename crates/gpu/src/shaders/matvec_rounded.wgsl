@@ -3,7 +3,8 @@
 //
 // With DIGITS, one more workgroup rounds rms(x) * z for experts.
 //
-// INPUT: 0 x; 1 rms(x) * w; 2 rms(x) * w * silu(z), the norm over slices of `width`.
+// INPUT: 0 x; 1 rms(x) * w; 2 rms(x) * w * silu(z), the norm over slices of `width`; 3 rms(h) * z, where h = residual + rms(x) * w goes into y
+// behind the results.
 struct Params {
     row_words: u32,
     row_scales: u32,
@@ -20,9 +21,10 @@ struct Params {
     blocks: u32,
     eps: f32,
     width: u32,
-    // With DIGITS: workgroups of the product, and where the digits begin in y.
+    // Workgroups of the product, where digits or h begin in y, and bits of the weights they are for.
     groups: u32,
     digits_at: u32,
+    digit_bits: u32,
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
@@ -34,6 +36,8 @@ struct Params {
 @group(0) @binding(7) var<storage, read_write> y: array<f32>;
 
 const TEAMS: u32 = THREADS / LANES;
+// Whether a norm's factor comes in the end.
+const NORMED: bool = INPUT == 1u || INPUT == 3u;
 // Results of a team at a time.
 const RESULTS: u32 = (ROWS + GATED) / (1u + GATED);
 
@@ -41,9 +45,11 @@ const RESULTS: u32 = (ROWS + GATED) / (1u + GATED);
 var<private> raw: array<Eight, EACH>;
 var<private> raw_w: array<Eight, EACH>;
 var<private> raw_z: array<Eight, EACH>;
+var<private> raw_r: array<Eight, EACH>;
+var<private> first_inverse: f32;
 var<private> squares: vec2<f32>;
 // With slices: of each eight.
-var<workgroup> eight_squares: array<f32, 1u + INPUT / 2u * 4u * ROOM>;
+var<workgroup> eight_squares: array<f32, 1u + select(0u, 4u * ROOM, INPUT == 2u)>;
 
 fn silu4(v: vec4<f32>) -> vec4<f32> {
     return vec4(silu(v.x), silu(v.y), silu(v.z), silu(v.w));
@@ -67,9 +73,25 @@ fn load8(n: u32, e: u32) {
         raw_w[n] = Eight(w[c], w[c + 1u]);
         raw_z[n] = Eight(z[2u * e], z[2u * e + 1u]);
     }
+    if INPUT == 3u {
+        raw_w[n] = Eight(w[2u * e], w[2u * e + 1u]);
+        raw_z[n] = Eight(z[2u * e], z[2u * e + 1u]);
+        let at = 8u * e;
+        raw_r[n].a = vec4(residual[at], residual[at + 1u], residual[at + 2u], residual[at + 3u]);
+        raw_r[n].b = vec4(residual[at + 4u], residual[at + 5u], residual[at + 6u], residual[at + 7u]);
+    }
 }
 
-fn made8(n: u32, local: u32, real: bool) -> Eight {
+// The sum of squares of what this thread has loaded of `count` groups.
+fn raw_squares(count: u32, place: Place) -> vec2<f32> {
+    var sum = vec2(0.0);
+    for (var n = 0u; n < EACH; n++) {
+        sum += select(vec2(0.0), squares_of8(raw[n].a, raw[n].b), n * THREADS + index_of(place) < 4u * count);
+    }
+    return sum;
+}
+
+fn made8(n: u32, local: u32, real: bool, place: Place) -> Eight {
     let v = raw[n];
     if INPUT == 0u {
         return v;
@@ -77,6 +99,17 @@ fn made8(n: u32, local: u32, real: bool) -> Eight {
     if INPUT == 1u {
         squares += select(vec2(0.0), squares_of8(v.a, v.b), real);
         return Eight(v.a * raw_w[n].a, v.b * raw_w[n].b);
+    }
+    if INPUT == 3u {
+        let h = Eight(raw_r[n].a + v.a * first_inverse * raw_w[n].a, raw_r[n].b + v.b * first_inverse * raw_w[n].b);
+        squares += select(vec2(0.0), squares_of8(h.a, h.b), real);
+        if real && folded(place) == 0u {
+            for (var i = 0u; i < 4u; i++) {
+                y[params.digits_at + 8u * local + i] = h.a[i];
+                y[params.digits_at + 8u * local + 4u + i] = h.b[i];
+            }
+        }
+        return Eight(h.a * raw_z[n].a, h.b * raw_z[n].b);
     }
     if local < 4u * ROOM {
         eight_squares[local] = dot(v.a, v.a) + dot(v.b, v.b);
@@ -104,12 +137,7 @@ fn row_of(result: u32, r: u32) -> u32 {
     return params.skip + min(result + r, params.rows - 1u);
 }
 
-@compute @workgroup_size(THREADS)
-fn main(place: Place) {
-    if DIGITS > 0u && folded(place) == params.groups {
-        write_digits(place);
-        return;
-    }
+fn product(place: Place) {
     let lane = lane_of(place);
     let groups = params.eights / 4u;
     load_input(0u, min(ROOM, groups), place);
@@ -144,12 +172,15 @@ fn main(place: Place) {
             }
             if LONG == 1u || block == 0u {
                 // All blocks have the same input: one that there is room for is prepared once.
+                if INPUT == 3u {
+                    first_inverse = inverse_rms(raw_squares(count, place), params.cols, params.eps, place);
+                }
                 make_input(count, place);
                 if INPUT == 2u {
                     workgroupBarrier();
                 }
                 round_input(start, count, place);
-                if INPUT == 1u && block == 0u {
+                if NORMED && block == 0u {
                     publish_sum(squares, place);
                 }
                 workgroupBarrier();
@@ -165,7 +196,7 @@ fn main(place: Place) {
                 workgroupBarrier();
             }
         }
-        if INPUT == 1u && block == 0u {
+        if NORMED && block == 0u {
             factor = inverse_of(published_sum(place), params.cols, params.eps);
         }
         for (var r = 0u; r < ROWS; r++) {
@@ -183,5 +214,14 @@ fn main(place: Place) {
                 }
             }
         }
+    }
+}
+
+@compute @workgroup_size(THREADS)
+fn main(place: Place) {
+    if DIGITS == 1u && folded(place) == params.groups {
+        write_digits(place);
+    } else {
+        product(place);
     }
 }

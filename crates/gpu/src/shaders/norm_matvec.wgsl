@@ -12,9 +12,10 @@ struct Params {
     skip: u32,
     has_bias: u32,
     eps: f32,
-    // Workgroups of the product, and where the digits begin in y.
+    // Workgroups of the product, where digits begin in y, and bits of the weights they are for.
     groups: u32,
     digits_at: u32,
+    digit_bits: u32,
 }
 @group(1) @binding(0) var<uniform> params: Params;
 

@@ -185,11 +185,11 @@ impl<B: Backend> Layer<B> {
             b.expect_moe(&h, Norm { w: &moe.pre_norm, eps }, &moe.weights)?;
         }
         let x = self.attention.forward(b, &h, Norm { w: &self.input_norm, eps }, batch, caches)?;
-        let h = b.norm_add(&h, &x, &self.post_attention_norm, eps, Factor::One)?;
-
         let own_input = self.layer_input.as_ref().zip(input);
         let factor = if own_input.is_some() { Factor::One } else { Factor::Scalar(self.scalar) };
-        let dense = self.mlp.forward(b, &h, Norm { w: &self.pre_norm, eps })?;
+        let pre = Norm { w: &self.pre_norm, eps };
+        let (h, dense) = self.mlp.forward_after(b, &h, [&x, &self.post_attention_norm], pre)?;
+
         let h = match &self.moe {
             Some(Moe { weights, pre_norm, post_norm, dense_post_norm }) => {
                 let routed = b.moe(&h, Norm { w: pre_norm, eps }, weights, false)?;

@@ -24,10 +24,16 @@ impl<B: Backend> Mlp<B> {
         })
     }
 
-    /// `f(norm(h))`
-    pub fn forward(&self, b: &B, h: &B::Tensor, norm: Norm<'_, B::Tensor>) -> Result<B::Tensor> {
-        let hidden = b.norm_gate_up(h, norm, self.gate_up.each_ref(), self.activation)?;
-        Ok(b.matmul(&hidden, &self.down_proj)?)
+    /// `h = r + rms(x) * post`, and `f(norm(h))`.
+    pub fn forward_after(
+        &self,
+        b: &B,
+        r: &B::Tensor,
+        x_post: [&B::Tensor; 2],
+        norm: Norm<'_, B::Tensor>,
+    ) -> Result<(B::Tensor, B::Tensor)> {
+        let (h, hidden) = b.norm_add_gate_up(r, x_post, norm, self.gate_up.each_ref(), self.activation)?;
+        Ok((h, b.matmul(&hidden, &self.down_proj)?))
     }
 
     /// `h + f(norm(h))`

@@ -195,21 +195,17 @@ impl<B: Machine> Runner<'_, B> {
         let backend = model.backend();
         let state = &mut self.state;
         let logits = model.step(&mut [Request { tokens: &[first], state, logits: Logits::Last }])?;
-        let mut rec = Duration::ZERO;
         let mut chosen = logits.map(|logits| backend.choose(&logits)).transpose()?;
         for i in 1..=self.work.decode {
             if terminal::interrupted() {
                 return Err(Error::Interrupted);
             }
             let Some(present) = chosen.take() else { break };
-            let t0 = Instant::now();
             if i < self.work.decode {
                 chosen = Some(model.step_chosen(&present, &mut self.state)?.1);
             }
-            rec += t0.elapsed();
             black_box(backend.read_chosen(present)?);
         }
-        eprintln!("TRY recording {:.3} ms of a token", rec.as_secs_f64() * 1e3 / self.work.decode as f64);
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-// The work of one workgroup beside a router's: rms(x) * w2, rounded for experts of DIGITS bits. Into `y`, from `params.digits_at` on: digits of every
+// The work of one workgroup beside a router's: rms(x) * w2, rounded for experts of `params.digit_bits` bits. Into `y`, from `params.digits_at` on: digits of every
 // eight; behind those of all, the scale and the sum of every group. Each kernel has its own `raw8(e)` and `weight8(e)`.
 fn write_digits(place: Place) {
     let index = index_of(place);
@@ -12,7 +12,7 @@ fn write_digits(place: Place) {
         let e = min(start + index, params.eights - 1u);
         let v = raw8(e);
         let weight = weight8(e);
-        let rounded = rounded_eight(Eight(v.a * weight.a, v.b * weight.b), DIGITS, place);
+        let rounded = rounded_eight(Eight(v.a * weight.a, v.b * weight.b), params.digit_bits, place);
         if start + index < params.eights {
             let at = params.digits_at + 4u * e;
             for (var i = 0u; i < 4u; i++) {

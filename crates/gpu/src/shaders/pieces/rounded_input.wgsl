@@ -10,13 +10,13 @@ fn load_input(first: u32, count: u32, place: Place) {
     }
 }
 
-// What was loaded becomes the input. Each kernel has its own `made8(n, local, real)`, eight values, which
+// What was loaded becomes the input. Each kernel has its own `made8(n, local, real, place)`, eight values, which
 // are real or repeat the last.
 fn make_input(count: u32, place: Place) {
     for (var n = 0u; n < EACH; n++) {
         let e = n * THREADS + index_of(place);
         let real = e < 4u * count;
-        let made = made8(n, e, real);
+        let made = made8(n, e, real, place);
         eights[n] = Eight(select(vec4(0.0), made.a, real), select(vec4(0.0), made.b, real));
     }
 }
