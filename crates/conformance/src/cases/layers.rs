@@ -107,7 +107,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
             Shared::Absent,
         ),
         ("all experts", 3, [2048, 512], [Q4, Q4, Q8], softmax(3, true), Shared::Gated(512)),
-        ("down of more bits", 20, [128, 64], [Q4, Q8, Q8], softmax(4, true), Shared::Gated(64)),
+        ("down of more bits", 20, [128, 64], [Q4, Q8, Q8], softmax(4, true), Shared::Plain(64)),
         ("down of fewer bits, plain router", 9, [192, 64], [Q8, Q4, BF16], softmax(2, true), Shared::Absent),
         ("many experts", 300, [64, 64], [Q4, Q4, Q8], softmax(10, true), Shared::Absent),
         ("wide experts", 10, [64, 2112], [Q4, Q4, Q8], softmax(8, true), Shared::Absent),
