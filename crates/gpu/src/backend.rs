@@ -14,7 +14,7 @@ use crate::ops::layout::PartOfHeads;
 use crate::ops::product::neighbours;
 use crate::ops::rounded::{Besides, Prepared};
 use crate::ops::route;
-use crate::recurrent::floats;
+use crate::recurrent::{floats, numbers};
 use crate::weights::{SharedExpert, Source, UpStacks};
 use crate::{
     Chosen, Experts, Gpu, HeadMatrices, KvCache, Matrix, Numerics, Positions, Recorded, Recurrent, Rope,
@@ -193,7 +193,7 @@ impl Backend for Gpu {
     fn read_routes(&self, routes: &Routes) -> Result<(Vec<u32>, Vec<f32>)> {
         let len = 4 * (routes.tokens * routes.top_k) as u64;
         let [ids, weights] = self.recorder.read([(&routes.ids, len), (&routes.weights, len)])?;
-        Ok((ids.as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b)).collect(), floats(&weights)))
+        Ok((numbers(&ids), floats(&weights)))
     }
 
     /// Experts that are read from disk are waited for in the middle of a step.

@@ -73,6 +73,10 @@ enum Piece {
     Fours,
     /// Attention of one token.
     Attend,
+    /// Heads of one token that turn.
+    Turn,
+    /// The same of latents.
+    LatentTurn,
     /// What a mask lets a token see.
     Seen,
     /// Gates of a Gated DeltaNet.
@@ -122,7 +126,7 @@ pub(crate) mod kernels {
         ATTENTION = "attention", [Store, Seen], 4 => 1, [128], "HALF" in [0, 1], "ROWS" in [1, 2, 4, 8],
             "WORDS" in [1, 2, 4], "QUERY_QUADS" in [512];
         ATTENTION_MERGE = "attention_merge", [], 2 => 1, [256];
-        ATTENTION_HEADS = "attention_heads", [Lanes, Store, Fours, Attend, Sum, Rms], 4 => 3, [256, 512], "LANES" in [8],
+        ATTENTION_HEADS = "attention_heads", [Lanes, Store, Fours, Attend, Turn, Sum, Rms], 4 => 3, [256, 512], "LANES" in [8],
             "HALF" in [0, 1], "ROWS" in [1], "KEY_STEPS" in [1, 2, 4, 8, 16], "VALUE_LANES" in [8, 16, 32, 64, 128],
             "QUERY_QUADS" in [1], "EACH" in [1, 2, 4, 8];
         ATTENTION_STEP = "attention_step", [Lanes, Store, Fours, Attend], 5 => 1, [256], "LANES" in [8], "HALF" in [0, 1],
@@ -163,12 +167,12 @@ pub(crate) mod kernels {
         HEAD_TILES = "head_tiles", [], 0 => 2, [128];
         HEADS = "heads", [Codes, Input, Totals], 3 => 1, [64], "ROWS" in [4], "ALIGNED" in [0, 1];
         HEADS_MERGED = "heads_merged", [Codes, Totals], 3 => 1, [64, 128], "ROWS" in [4];
-        HEADS_STEP = "heads_step", [Store, Sum, Rms], 4 => 3, [128], "HALF" in [0, 1], "EACH" in [1, 2, 4, 8];
+        HEADS_STEP = "heads_step", [Store, Turn, Sum, Rms], 4 => 3, [128], "HALF" in [0, 1], "EACH" in [1, 2, 4, 8];
         HEADS_TURNED = "heads_turned", [Codes], 3 => 1, [64];
-        LATENT_HEADS = "latent_heads", [Codes, Lanes, Store, Fours, Attend, Sum, Rms], 6 => 2, [256], "LANES" in [8],
+        LATENT_HEADS = "latent_heads", [Codes, Lanes, Store, Fours, Attend, LatentTurn, Sum, Rms], 6 => 2, [256], "LANES" in [8],
             "HALF" in [0, 1], "ROWS" in [1], "KEY_STEPS" in [1, 2, 4, 9, 18], "VALUE_LANES" in [8, 16, 32, 64, 128],
             "QUERY_QUADS" in [1];
-        LATENT_STEP = "latent_step", [Store, Sum, Rms], 4 => 3, [128], "HALF" in [0, 1];
+        LATENT_STEP = "latent_step", [Store, LatentTurn, Sum, Rms], 4 => 3, [128], "HALF" in [0, 1];
         MATMUL = "matmul", [Linear, Codes, Input, Tile], 6 => 1, [256], "SHARE" in [1, 2, 4, 8], "MATRICES" in [0, 1],
             "ALIGNED" in [0, 1];
         MATVEC = "matvec", [Linear, Codes, Input, Totals], 5 => 1, [32, 128, 256], "ROWS" in [4], "TOKENS" in [1, 2, 4, 8],
@@ -304,6 +308,8 @@ impl Variant {
                 Store => text.push_str(piece!("pieces/store_f32")),
                 Fours if self.constant("HALF") == Some(1) => text.push_str(piece!("pieces/fours_f16")),
                 Fours => text.push_str(piece!("pieces/fours_f32")),
+                Turn => text.push_str(piece!("pieces/turn")),
+                LatentTurn => text.push_str(piece!("pieces/latent_turn")),
                 Attend => text.push_str(piece!("pieces/attend")),
                 Seen => text.push_str(piece!("pieces/seen")),
                 Gates => text.push_str(piece!("pieces/gates")),

@@ -5,7 +5,7 @@ use ::backend::{Handle, Result, Shape, largest};
 use super::folded;
 use crate::pool::Buffer;
 use crate::recorder::Reading;
-use crate::recurrent::floats;
+use crate::recurrent::{floats, numbers};
 use crate::shader::{Variant, kernels};
 use crate::{Gpu, Tensor};
 
@@ -27,10 +27,6 @@ impl Chosen {
     }
 }
 
-fn numbers_of(bytes: &[u8]) -> impl Iterator<Item = u32> {
-    bytes.as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b))
-}
-
 impl Gpu {
     pub(crate) fn top(&self, x: &Tensor, k: usize) -> Result<Vec<Vec<(u32, f32)>>> {
         let Shape { rows, cols } = x.shape();
@@ -43,7 +39,7 @@ impl Gpu {
         let values = self.largest_of(x, k, &ids)?;
         let len = 4 * (rows * k) as u64;
         let [ids, values] = self.recorder.read([(&ids, len), (&values, len)])?;
-        let pairs: Vec<(u32, f32)> = numbers_of(&ids).zip(floats(&values)).collect();
+        let pairs: Vec<(u32, f32)> = numbers(&ids).into_iter().zip(floats(&values)).collect();
         Ok(pairs.chunks_exact(k).map(<[_]>::to_vec).collect())
     }
 
@@ -54,15 +50,15 @@ impl Gpu {
         let results = |blocks: usize| self.pool.take(4 * (rows * blocks * k) as u64);
         let find = |again: u32| Variant::new(&kernels::TOP, 256).with("AGAIN", again);
         let values = results(blocks)?;
-        let numbers = [rows, cols, BLOCK, blocks, k].map(|n| n as u32);
+        let sizes = [rows, cols, BLOCK, blocks, k].map(|n| n as u32);
         let first_ids = if blocks > 1 { &results(blocks)? } else { ids };
-        self.run(&find(0), &[x.buffer(), x.buffer(), first_ids, &values], &numbers, folded(rows * blocks));
+        self.run(&find(0), &[x.buffer(), x.buffer(), first_ids, &values], &sizes, folded(rows * blocks));
         if blocks == 1 {
             return Ok(values);
         }
         let best = results(1)?;
-        let numbers = [rows, blocks * k, blocks * k, 1, k].map(|n| n as u32);
-        self.run(&find(1), &[&values, first_ids, ids, &best], &numbers, folded(rows));
+        let sizes = [rows, blocks * k, blocks * k, 1, k].map(|n| n as u32);
+        self.run(&find(1), &[&values, first_ids, ids, &best], &sizes, folded(rows));
         Ok(best)
     }
 
@@ -77,6 +73,7 @@ impl Gpu {
     /// Waits for what was chosen.
     pub(crate) fn chosen(&self, Chosen { reading, .. }: Chosen) -> Result<(u32, f32)> {
         let [id, value] = self.recorder.finish_read(reading)?;
-        Ok((numbers_of(&id).next().unwrap_or_default(), floats(&value).first().copied().unwrap_or(f32::NAN)))
+        // A word of each was asked for.
+        Ok((numbers(&id)[0], floats(&value)[0]))
     }
 }

@@ -46,11 +46,10 @@ struct Params {
 // The query, the key and the value have a quarter of the threads each.
 const SPAN: u32 = THREADS / 4u;
 const WIDEST: u32 = SPAN * EACH;
+const HEADS: u32 = 3u;
 // Pairs of neighbouring channels of a thread.
 const TWOS: u32 = (EACH + 1u) / 2u;
 
-// As they are normalised.
-var<workgroup> heads: array<f32, 3u * WIDEST>;
 var<workgroup> new_key: array<vec4<u32>, WIDEST / FOUR>;
 var<workgroup> new_value: array<vec4<u32>, WIDEST / FOUR>;
 
@@ -65,23 +64,6 @@ fn key_at(loaded: vec4<u32>, four: u32, position: u32) -> vec4<u32> {
 
 fn value_at(loaded: vec4<u32>, four: u32, position: u32) -> vec4<u32> {
     return select(loaded, new_value[four], position >= params.position);
-}
-
-// Which of the pairs a channel belongs to.
-fn pair_of(c: u32) -> u32 {
-    return min(select(c % max(params.pairs, 1u), c / 2u, params.interleaved != 0u), max(params.pairs, 1u) - 1u);
-}
-
-// Channel `c` of the head that begins at `base`, turned.
-fn turned(base: u32, c: u32, turn: vec2<f32>) -> f32 {
-    let interleaved = params.interleaved != 0u;
-    let second = select(c >= params.pairs, (c & 1u) == 1u, interleaved);
-    let distance = select(params.pairs, 1u, interleaved);
-    let partner = select(c + distance, c - distance, second);
-    let inside = c < 2u * params.pairs;
-    let own = heads[base + c];
-    let other = heads[base + select(c, partner, inside)];
-    return select(own, own * turn.x + select(-other, other, second) * turn.y, inside);
 }
 
 // The first or the second quads.
@@ -142,7 +124,7 @@ fn main(place: Place) {
             let c = i * SPAN + own;
             let norm = select(select(norms[i].y, norms[i].x, is_query), 1.0, is_value);
             let value = select(raw[i] * inverse * norm, raw[i], is_value && params.norm_values == 0u);
-            heads[part * WIDEST + c] = select(0.0, value, c < width);
+            head_values[part * WIDEST + c] = select(0.0, value, c < width);
         }
     }
     workgroupBarrier();
@@ -150,7 +132,7 @@ fn main(place: Place) {
         let c = 2u * (i * SPAN + own);
         if part < 3u && c < WIDEST {
             let base = part * WIDEST;
-            let plain = vec2(heads[base + c], heads[base + c + 1u]);
+            let plain = vec2(head_values[base + c], head_values[base + c + 1u]);
             let both = vec2(turned(base, c, turns[i].xy), turned(base, c + 1u, turns[i].zw));
             let two = select(both, plain, is_value);
             if is_query {

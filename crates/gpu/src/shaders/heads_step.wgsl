@@ -36,24 +36,9 @@ struct Params {
 
 // Widest head.
 const WIDEST: u32 = THREADS * EACH;
+const HEADS: u32 = 1u;
 
-var<workgroup> head_values: array<f32, WIDEST>;
 var<workgroup> turned_values: array<f32, WIDEST>;
-
-// Which of the pairs a channel belongs to.
-fn pair_of(c: u32) -> u32 {
-    return min(select(c % max(params.pairs, 1u), c / 2u, params.interleaved != 0u), max(params.pairs, 1u) - 1u);
-}
-
-fn turned(c: u32, turn: vec2<f32>) -> f32 {
-    let interleaved = params.interleaved != 0u;
-    let second = select(c >= params.pairs, (c & 1u) == 1u, interleaved);
-    let distance = select(params.pairs, 1u, interleaved);
-    let partner = select(c + distance, c - distance, second);
-    let inside = c < 2u * params.pairs;
-    let other = head_values[select(c, partner, inside)];
-    return select(head_values[c], head_values[c] * turn.x + select(-other, other, second) * turn.y, inside);
-}
 
 @compute @workgroup_size(THREADS)
 fn main(place: Place) {
@@ -98,14 +83,14 @@ fn main(place: Place) {
         for (var i = 0u; i < EACH; i++) {
             let c = i * THREADS + place.thread;
             if c < width {
-                q[head * width + c] = turned(c, turns[i]);
+                q[head * width + c] = turned(0u, c, turns[i]);
             }
         }
         return;
     }
     for (var i = 0u; i < EACH; i++) {
         let c = i * THREADS + place.thread;
-        turned_values[c] = select(turned(c, turns[i]), head_values[c], is_value);
+        turned_values[c] = select(turned(0u, c, turns[i]), head_values[c], is_value);
     }
     workgroupBarrier();
     let words = select(params.key_words, params.value_words, is_value);

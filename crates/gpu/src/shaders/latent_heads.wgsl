@@ -63,25 +63,6 @@ fn value_at(loaded: vec4<u32>, four: u32, position: u32) -> vec4<u32> {
     return key_at(loaded, four, position);
 }
 
-// Channel `c` of the part with a position that begins at `start` of the queries, or of the latent's.
-fn channel(is_query: bool, start: u32, c: u32) -> f32 {
-    if is_query {
-        return q[start + c];
-    }
-    return kv[start + c];
-}
-
-fn turned(is_query: bool, start: u32, c: u32) -> f32 {
-    let pairs = params.pe / 2u;
-    let interleaved = params.interleaved != 0u;
-    let second = select(c >= pairs, (c & 1u) == 1u, interleaved);
-    let distance = select(pairs, 1u, interleaved);
-    let own = channel(is_query, start, c);
-    let other = channel(is_query, start, select(c + distance, c - distance, second));
-    let turn = angles[params.first_angle + select(c % pairs, c / 2u, interleaved)];
-    return own * turn.x + select(-other, other, second) * turn.y;
-}
-
 // The first or the second quads.
 fn write(k: u32, at: u32, place: Place) {
     for (var i = place.thread; i < RESULTS; i += THREADS) {

@@ -28,31 +28,6 @@ struct Params {
 @group(0) @binding(5) var<storage, read_write> q_turned: array<f32>;
 @group(0) @binding(6) var<storage, read_write> keys: array<u32>;
 
-// Channel `c` of the part with a position that begins at `start` of the queries, or of the latent's.
-fn value(is_query: bool, start: u32, c: u32) -> f32 {
-    if is_query {
-        return q[start + c];
-    }
-    return kv[start + c];
-}
-
-fn turned(is_query: bool, start: u32, c: u32) -> f32 {
-    let pairs = params.pe / 2u;
-    var pair = c % pairs;
-    var second = c >= pairs;
-    var distance = pairs;
-    if params.interleaved != 0u {
-        pair = c / 2u;
-        second = (c & 1u) == 1u;
-        distance = 1u;
-    }
-    let turn = angles[params.first_angle + pair];
-    if second {
-        return value(is_query, start, c - distance) * turn.y + value(is_query, start, c) * turn.x;
-    }
-    return value(is_query, start, c) * turn.x - value(is_query, start, c + distance) * turn.y;
-}
-
 fn kept(c: u32, inverse: f32) -> f32 {
     if c < params.rank {
         return kv[c] * inverse * w[c];
