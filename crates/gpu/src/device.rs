@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 
 use ::backend::{Error, Result};
 
-use crate::{Numerics, Options};
+use crate::{Numerics, Options, vulkan};
 
 /// A graphics adapter of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,6 +103,8 @@ pub(crate) struct Device {
     pub largest_binding: u64,
     /// Most threads that a workgroup is given.
     pub most_threads: u32,
+    /// Bytes of memory that the threads of a workgroup may share.
+    pub shared_memory: u32,
     /// Most bytes of weights in one buffer.
     pub largest_part: u64,
     /// Bytes of memory that the adapter has of its own, where that can be known.
@@ -150,6 +152,7 @@ impl Device {
         let allowed =
             if metal || small || options.defaults_only { &wgpu::Limits::default() } else { &limits };
         let most_threads = allowed.max_compute_invocations_per_workgroup;
+        let shared_memory = allowed.max_compute_workgroup_storage_size;
         let largest_binding = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size) / 16 * 16;
         let largest_part = options.largest_part.map_or(largest_binding, |most| most.min(largest_binding));
         let descriptor = wgpu::DeviceDescriptor {
@@ -164,8 +167,11 @@ impl Device {
             memory_hints: wgpu::MemoryHints::Performance,
             trace: wgpu::Trace::Off,
         };
-        let (wgpu, queue) = ready(raw.request_device(&descriptor))
-            .map_err(|e| Error::Device(format!("cannot open {}: {e}", adapter.name)))?;
+        let (wgpu, queue) = match vulkan::open_computing(raw, &descriptor) {
+            Some(opened) => opened,
+            None => ready(raw.request_device(&descriptor))
+                .map_err(|e| Error::Device(format!("cannot open {}: {e}", adapter.name)))?,
+        };
         let trouble = Arc::new(Mutex::new(Trouble::default()));
         wgpu.set_device_lost_callback({
             let trouble = trouble.clone();
@@ -186,7 +192,7 @@ impl Device {
             false => (0, 1),
         };
         Ok(Self {
-            memory: memory(raw),
+            memory: vulkan::memory(raw),
             adapter,
             wgpu,
             queue,
@@ -197,6 +203,7 @@ impl Device {
             largest_subgroup,
             largest_binding,
             most_threads,
+            shared_memory,
             largest_part,
             used: AtomicU64::new(0),
             stale: AtomicBool::new(false),
@@ -305,18 +312,6 @@ fn has_matrices(raw: &wgpu::Adapter) -> bool {
         && (info.subgroup_min_size, info.subgroup_max_size) == (32, 32)
         && raw.limits().max_compute_workgroup_storage_size >= 32 << 10
         && raw.cooperative_matrix_properties().iter().any(fits)
-}
-
-/// Memory of the adapter's own, where its API tells.
-fn memory(raw: &wgpu::Adapter) -> Option<u64> {
-    // SAFETY: the adapter is only asked, and outlives the guard.
-    let adapter = unsafe { raw.as_hal::<wgpu::hal::api::Vulkan>() }?;
-    let instance = adapter.shared_instance().raw_instance();
-    // SAFETY: the physical device belongs to this instance.
-    let properties = unsafe { instance.get_physical_device_memory_properties(adapter.raw_physical_device()) };
-    let heaps = &properties.memory_heaps[..properties.memory_heap_count as usize];
-    // Bit 0 is DEVICE_LOCAL. The largest such heap: some drivers list a small window into it as another.
-    heaps.iter().filter(|heap| heap.flags.as_raw() & 1 != 0).map(|heap| heap.size).max()
 }
 
 /// The result of a future that wgpu has ready at once on every native API.

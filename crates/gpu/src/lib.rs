@@ -21,7 +21,24 @@ mod shader;
 mod slots;
 mod tensor;
 mod upload;
+#[cfg(not(target_vendor = "apple"))]
+mod vulkan;
 mod weights;
+
+/// Where there is none.
+#[cfg(target_vendor = "apple")]
+mod vulkan {
+    pub(crate) fn memory(_: &wgpu::Adapter) -> Option<u64> {
+        None
+    }
+
+    pub(crate) fn open_computing(
+        _: &wgpu::Adapter,
+        _: &wgpu::DeviceDescriptor<'_>,
+    ) -> Option<(wgpu::Device, wgpu::Queue)> {
+        None
+    }
+}
 
 pub use cache::KvCache;
 pub use commands::Recorded;

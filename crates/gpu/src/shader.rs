@@ -125,6 +125,8 @@ pub(crate) mod kernels {
         APPEND = "append", [Store], 2 => 1, [128], "HALF" in [0, 1];
         ATTENTION = "attention", [Store, Seen], 4 => 1, [128], "HALF" in [0, 1], "ROWS" in [1, 2, 4, 8],
             "WORDS" in [1, 2, 4], "QUERY_QUADS" in [512];
+        ATTENTION_GROUP = "attention_group", [], 4 => 1, [256], "KEY_SLICES" in [2, 4, 8, 10], "VALUE_SLICES" in [1, 2, 4],
+            "MATRICES" in [1];
         ATTENTION_MERGE = "attention_merge", [], 2 => 1, [256];
         ATTENTION_HEADS = "attention_heads", [Lanes, Store, Fours, Attend, Turn, Sum, Rms], 4 => 3, [256, 512], "LANES" in [8],
             "HALF" in [0, 1], "ROWS" in [1], "KEY_STEPS" in [1, 2, 4, 8, 16], "VALUE_LANES" in [8, 16, 32, 64, 128],

@@ -177,6 +177,9 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         (5000, Setup::new(4, 1, 64, 64), "f32"),
         (5000, Setup::new(6, 2, 65, 33).f16(), "f16, odd widths"),
         (4097, Setup::new(8, 8, 32, 32).cap(30.0), "soft cap"),
+        (4111, Setup::new(16, 2, 256, 256).f16(), "f16, 16 heads over 2, 256 wide"),
+        (4200, Setup::new(12, 2, 72, 200).f16().cap(30.0), "f16, soft cap, 12 heads over 2, 72 and 200 wide"),
+        (4300, Setup::new(16, 1, 512, 512).f16().ring(777), "f16, window of 777, 16 heads over 1, 512 wide"),
     ] {
         cases.push(long(name, n, setup));
     }

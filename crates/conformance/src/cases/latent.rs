@@ -125,14 +125,29 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
             },
         ));
     }
-    cases.push(Case::new("mla_attention", "5000 tokens", Bound::l2(1e-5), |b: &B, rng| {
-        let setup = Setup::new(2, 48, 16, CacheFloat::F32);
-        let s = setup.sequence(rng, 5000);
-        let mut cache = setup.cache(b)?;
-        let batch = one_span(b, 4996, 0)?;
-        b.mla_append(&s.c.slice(0..4996).on(b)?, &s.k_pe.slice(0..4996).on(b)?, &batch, &mut [&mut cache])?;
-        y(setup.steps(b, &mut cache, &s, [4996..4997, 4997..5000])?, &setup.expected(&s, 4996))
-    }));
+    for (n, setup, name) in [
+        (5000, Setup::new(2, 48, 16, CacheFloat::F32), ""),
+        (1037, Setup::new(16, 512, 64, CacheFloat::F16), ", f16, 16 heads of 512 + 64"),
+    ] {
+        cases.push(Case::new(
+            "mla_attention",
+            format!("{n} tokens{name}"),
+            Bound::l2(1e-5),
+            move |b: &B, rng| {
+                let s = setup.sequence(rng, n);
+                let mut cache = setup.cache(b)?;
+                let past = n - 4;
+                let batch = one_span(b, past, 0)?;
+                b.mla_append(
+                    &s.c.slice(0..past).on(b)?,
+                    &s.k_pe.slice(0..past).on(b)?,
+                    &batch,
+                    &mut [&mut cache],
+                )?;
+                y(setup.steps(b, &mut cache, &s, [past..past + 1, past + 1..n])?, &setup.expected(&s, past))
+            },
+        ));
+    }
     cases.push(batched());
     for (transposed, name) in [(false, "as stored"), (true, "from rows of one matrix")] {
         cases.push(whole(transposed, name));

@@ -102,7 +102,10 @@ impl Gpu {
         y: &Tensor,
     ) -> Result<()> {
         let Queries { q, more, spec, value_width, gate } = queries;
-        if span.len == 1 && self.attend_step(queries, span, cache, y)? {
+        let one = span.len == 1;
+        if one
+            && (self.attend_group(queries, span, cache, y)? || self.attend_step(queries, span, cache, y)?)
+        {
             return Ok(());
         }
         if gate.is_some() {

@@ -1,8 +1,8 @@
 //! Attention of a single token.
 
 use ::backend::{
-    Attention, AttentionWeights, Batch, Handle, KvShape, LatentAttention, LatentWeights, MlaWeights, Result,
-    Span,
+    Attention, AttentionWeights, Batch, CacheFloat, Handle, KvShape, LatentAttention, LatentWeights,
+    MlaWeights, Result, Span,
 };
 
 use super::attention::{HeadGate, Queries, first_seen, half};
@@ -29,6 +29,12 @@ const FEW_OF_ALL_HEADS: usize = 16 * 4096;
 const WIDEST_PLAIN: usize = 256;
 const LATENT_BUSY: usize = 128;
 const MERGED_ROWS: usize = 4;
+
+/// On matrix units: positions of a workgroup, rows of queries and the fewest of them that are worth it, channels of a slice of keys and of values.
+const GROUP_SPLIT: usize = 128;
+const GROUP_ROWS: std::ops::RangeInclusive<usize> = 4..=16;
+const KEY_SLICE: usize = 64;
+const VALUE_SLICE: usize = 128;
 
 /// Threads that norm and turn a head of a single token, and its widest.
 const HEAD_THREADS: usize = 128;
@@ -119,6 +125,59 @@ impl Gpu {
         let grid = [blocks as u32, key_heads as u32, splits as u32];
         let gates = gate.map_or(*q, |gate| gate.x).buffer();
         let inputs = [q.buffer(), more.unwrap_or(q).buffer(), cache.keys(), value_plane, gates];
+        self.run_splits((&variant, &inputs, &numbers, grid), queries, span, splits, y)?;
+        Ok(true)
+    }
+
+    /// The same on matrix units, where there are any, caches hold halves and positions are many; returns whether that is so.
+    pub(super) fn attend_group(
+        &self,
+        queries: &Queries<'_>,
+        span: &Span,
+        cache: &KvCache,
+        y: &Tensor,
+    ) -> Result<bool> {
+        let Queries { q, more, spec, value_width, .. } = queries;
+        let key_heads = cache.shape.heads;
+        let width = q.shape().cols / spec.heads;
+        let width_more = more.map_or(0, |more| more.shape().cols / spec.heads);
+        let key_words = cache.words(cache.shape.key_dim);
+        let (value_plane, value_stride) = cache.value_plane();
+        let (begin, end) = (first_seen(spec.mask, span.position), span.position + 1);
+        let kernel = &kernels::ATTENTION_GROUP;
+        let key_slices = enough(kernel, "KEY_SLICES", cache.shape.key_dim.div_ceil(KEY_SLICE));
+        let value_slices = enough(kernel, "VALUE_SLICES", value_width.div_ceil(VALUE_SLICE));
+        let (Some(key_slices), Some(value_slices)) = (key_slices, value_slices) else { return Ok(false) };
+        let whole = [key_words, value_stride, width, width_more].iter().all(|n| n.is_multiple_of(4));
+        let suits = self.device.matrices && cache.shape.float == CacheFloat::F16 && whole;
+        // Queries or weights, a slice, and scores.
+        let shared = 128 * (16 * key_slices + 2).max(34) + 8 * 128 * 18 + 4 * 16 * 132;
+        let many = end - begin > FEW && GROUP_ROWS.contains(&(spec.heads / key_heads));
+        if !suits || !many || shared > self.device.shared_memory {
+            return Ok(false);
+        }
+        let splits = (end - begin).div_ceil(GROUP_SPLIT);
+        let mut numbers = [
+            spec.heads,
+            key_heads,
+            width / 4,
+            width_more / 4,
+            key_words / 4,
+            value_stride / 4,
+            *value_width,
+            cache.slots(),
+            begin,
+            end,
+        ]
+        .map(|n| n as u32)
+        .to_vec();
+        numbers.extend([spec.scale.to_bits(), spec.soft_cap.unwrap_or(0.0).to_bits(), span.row as u32]);
+        let variant = Variant::new(kernel, 256)
+            .with("KEY_SLICES", key_slices)
+            .with("VALUE_SLICES", value_slices)
+            .with("MATRICES", 1);
+        let grid = [key_heads as u32, splits as u32, 1];
+        let inputs = [q.buffer(), more.unwrap_or(q).buffer(), cache.keys(), value_plane];
         self.run_splits((&variant, &inputs, &numbers, grid), queries, span, splits, y)?;
         Ok(true)
     }
