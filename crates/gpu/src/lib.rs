@@ -1,6 +1,6 @@
 //! The GPU backend: every operation as a WGSL kernel on wgpu, the same for Metal, Vulkan and DX12.
 //!
-//! `device` chooses an adapter and opens it, `shader` assembles kernels from pieces of WGSL, `pipelines` compiles them once,
+//! `device` chooses an adapter and opens it, with what only `vulkan` can do, `shader` assembles kernels from pieces of WGSL, `pipelines` compiles them once,
 //! `pool` lends buffers, `recorder` turns operations into dispatches of few passes, `commands` holds them until they are
 //! submitted. `ops` has a file per group of operations, `backend` leads from the trait to them. Nothing waits but `read` and the
 //! `*_save` methods.
@@ -21,12 +21,13 @@ mod shader;
 mod slots;
 mod tensor;
 mod upload;
-#[cfg(not(target_vendor = "apple"))]
+// Where wgpu has it.
+#[cfg(any(windows, target_os = "linux", target_os = "android", target_os = "freebsd"))]
 mod vulkan;
 mod weights;
 
 /// Where there is none.
-#[cfg(target_vendor = "apple")]
+#[cfg(not(any(windows, target_os = "linux", target_os = "android", target_os = "freebsd")))]
 mod vulkan {
     pub(crate) fn memory(_: &wgpu::Adapter) -> Option<u64> {
         None

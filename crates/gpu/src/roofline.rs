@@ -5,8 +5,9 @@ use std::cell::RefCell;
 use std::time::Instant;
 
 use ::backend::{
-    Activation, Attention, Backend, Batch, CacheFloat, Factor, GdnShape, GdnWeights, KvShape, Mask,
-    MoeWeights, Norm, Routing, Shape,
+    Activation, Attention, AttentionWeights, Backend, Batch, CacheFloat, Factor, GdnShape, GdnWeights,
+    KeyValueNorms, KvShape, LatentAttention, LatentWeights, Mask, MlaWeights, MoeWeights, Norm, Pairing,
+    RopeSpec, Routing, Shape,
 };
 use checkpoint::{Bytes, Float, Weight};
 
@@ -85,6 +86,7 @@ fn roofline() {
     experts(&gpu, software);
     norms(&gpu);
     mixers(&gpu, software);
+    cores(&gpu, software);
     prompts(&gpu, software);
     gpu.device.check().unwrap();
 }
@@ -246,6 +248,105 @@ fn mixers(gpu: &Gpu, software: bool) {
             gpu.attention(&q, &batch, &[&cache], &spec).unwrap();
         });
         told(&format!("attention over {context}"), (context * kv.token_bytes()) as f64, time);
+    }
+}
+
+/// Heads and attention of one token, from projections to what goes into the product behind it; over and over, and in turn with a product
+/// that reads 14 MB, less what that takes alone.
+fn cores(gpu: &Gpu, software: bool) {
+    if software {
+        return;
+    }
+    let values = |n: usize| -> Vec<f32> { (0..n).map(|i| ((i * i) as f32 * 0.7).sin()).collect() };
+    let tensor = |cols: usize| gpu.upload(1, cols, &values(cols)).unwrap();
+    let rope = |dim: usize| {
+        let inv_freq = (0..dim / 2).map(|i| 1.0 / 10_000f64.powf(2.0 * i as f64 / dim as f64)).collect();
+        gpu.rope_table(&RopeSpec { inv_freq, pairing: Pairing::Halves, factor: 1.0 }).unwrap()
+    };
+    let x = tensor(2048);
+    let others: Vec<_> = (0..24).map(|_| gpu.matrix(&weight(1, 12_416, 2048)).unwrap()).collect();
+    gpu.recorder.submit();
+    let other = |i: usize| {
+        let input = Prepared::Norm(&x, Norm { w: &x, eps: 1e-6 });
+        gpu.rounded_product(&input, &others[i % 24].stack, 0..12_416, &Besides::default()).unwrap();
+    };
+    let product = seconds(gpu, 100, other);
+    let measure = |name: &str, position: usize, core: &dyn Fn()| {
+        let alone = seconds(gpu, 100, |_| core());
+        let in_turn = seconds(gpu, 100, |i| {
+            other(i);
+            core();
+        });
+        println!(
+            "{name} at position {position}: {:.1} us, in turn {:.1}",
+            alone * 1e6,
+            (in_turn - product) * 1e6
+        );
+    };
+    // Query heads, key heads, width, whether gated.
+    let shapes =
+        [("qwen", 16, 2, 256, true), ("gemma", 16, 8, 256, false), ("gemma, global", 16, 2, 512, false)];
+    for ((name, heads, key_heads, width, gated), position) in shapes
+        .into_iter()
+        .flat_map(|shape| [0, 63, 127, 191, 255, 511, 1023].map(|position| (shape, position)))
+    {
+        let query = heads * width * if gated { 2 } else { 1 };
+        let all = tensor(query + 2 * key_heads * width);
+        let part =
+            |start: usize, cols| Tensor::new(Shape { rows: 1, cols }, all.buffer().behind(4 * start as u64));
+        let (q, kv) = (
+            part(0, query),
+            [part(query, key_heads * width), part(query + key_heads * width, key_heads * width)],
+        );
+        let own = KeyValueNorms { heads: key_heads, k_norm: tensor(width), norm_values: false };
+        let weights = AttentionWeights {
+            q_norm: tensor(width),
+            key_value: Some(own),
+            rope: rope(64),
+            eps: 1e-6,
+            gated,
+        };
+        let spec = Attention { heads, scale: 0.06, mask: Mask::Causal, soft_cap: None };
+        let shape = KvShape {
+            heads: key_heads,
+            key_dim: width,
+            value_dim: width,
+            float: CacheFloat::F16,
+            window: None,
+        };
+        let cache = RefCell::new(gpu.kv_cache(&shape).unwrap());
+        gpu.reserve(&mut cache.borrow_mut(), position + 1).unwrap();
+        cache.borrow_mut().advance(position);
+        let batch = Batch::new(gpu, &[(&[0], position)]).unwrap();
+        gpu.recorder.submit();
+        measure(name, position, &|| {
+            let cache = &mut *cache.borrow_mut();
+            gpu.attention_step(&q, Some(&kv), &weights, &batch, cache, &spec).unwrap().unwrap();
+            cache.truncate(position);
+        });
+    }
+    let (heads, rank, nope, pe) = (16, 512, 128, 64);
+    let q = tensor(heads * (nope + pe));
+    let kv = tensor(rank + pe);
+    let mla = MlaWeights {
+        embed_q: gpu.head_matrices(&weight(heads, rank, nope), false).unwrap(),
+        unembed_out: gpu.head_matrices(&weight(heads, 128, rank), false).unwrap(),
+    };
+    let weights = LatentWeights { norm: tensor(rank), eps: 1e-6, rope: rope(pe), nope, mla };
+    let spec = LatentAttention { heads, scale: 0.06 };
+    for position in [0, 63, 127, 255, 511, 1023] {
+        let shape =
+            KvShape { heads: 1, key_dim: rank + pe, value_dim: 0, float: CacheFloat::F16, window: None };
+        let cache = RefCell::new(gpu.kv_cache(&shape).unwrap());
+        gpu.reserve(&mut cache.borrow_mut(), position + 1).unwrap();
+        cache.borrow_mut().advance(position);
+        let batch = Batch::new(gpu, &[(&[0], position)]).unwrap();
+        gpu.recorder.submit();
+        measure("deepseek-mini, two dispatches,", position, &|| {
+            let cache = &mut *cache.borrow_mut();
+            gpu.latent_heads([&q, &kv], &weights, &batch, &batch.spans()[0], cache, &spec).unwrap().unwrap();
+            cache.truncate(position);
+        });
     }
 }
 

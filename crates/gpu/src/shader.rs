@@ -137,7 +137,7 @@ pub(crate) mod kernels {
         ATTENTION_TILES = "attention_tiles", [Seen], 4 => 1, [256], "SLICES" in [1, 2, 4, 8], "MATRICES" in [1];
         COMBINE = "combine", [], 4 => 1, [128];
         COMBINE_NORM = "combine_norm", [Sum, Rms], 4 => 1, [64, 256, 1024];
-        COMBINE_NORM_ADD = "combine_norm_add", [Sum, Rms], 6 => 1, [64, 256, 1024];
+        COMBINE_NORM_ADD = "combine_norm_add", [Sum, Rms], 6 => 1, [64, 256, 1024], "LONG" in [0, 1];
         CONV = "conv", [Conv], 3 => 1, [128];
         CONV_STEP = "conv_step", [Conv], 2 => 2, [128];
         CONV_WINDOW = "conv_window", [Conv], 1 => 1, [128];
@@ -150,7 +150,7 @@ pub(crate) mod kernels {
             [32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 512], "ROWS" in [4], "LONG" in [0, 1];
         EXPERTS_UP_ROUNDED = "experts_up_rounded", [Lanes, Quads, WholeCodes, Rounding, Rounded, Order, Choose, Sum, Activation],
             5 => 2, [256, 512], "LANES" in [32], "STEPS" in [2, 3, 4], "ROWS" in [2, 4], "KEYS" in [2, 4, 8, 16], "LONG" in [0, 1],
-            "ACTIVATION" in [0, 1], "DOWN" in [4, 8];
+            "BLOCKS" in [1, 2], "ACTIVATION" in [0, 1], "DOWN" in [4, 8];
         EXPERTS_TILED = "experts_tiled", [Codes, Input, Tile, Activation], 6 => 1, [256], "SHARE" in [1, 2, 4, 8],
             "MATRICES" in [0, 1],
             "ACTIVATION" in [0, 1], "GATED" in [0, 1], "ALIGNED" in [0, 1];
@@ -171,8 +171,8 @@ pub(crate) mod kernels {
         HEADS_MERGED = "heads_merged", [Codes, Totals], 3 => 1, [64, 128], "ROWS" in [4];
         HEADS_STEP = "heads_step", [Store, Turn, Sum, Rms], 4 => 3, [128], "HALF" in [0, 1], "EACH" in [1, 2, 4, 8];
         HEADS_TURNED = "heads_turned", [Codes], 3 => 1, [64];
-        LATENT_HEADS = "latent_heads", [Codes, Lanes, Store, Fours, Attend, LatentTurn, Sum, Rms], 6 => 2, [256], "LANES" in [8],
-            "HALF" in [0, 1], "ROWS" in [1], "KEY_STEPS" in [1, 2, 4, 9, 18], "VALUE_LANES" in [8, 16, 32, 64, 128],
+        LATENT_HEADS = "latent_heads", [WholeCodes, Lanes, Quads, Rounding, Store, Fours, Attend, LatentTurn, Sum, Rms], 6 => 2, [256, 512], "LANES" in [8, 16],
+            "HALF" in [0, 1], "ROWS" in [1], "KEY_STEPS" in [1, 2, 4, 5, 9, 18], "VALUE_LANES" in [8, 16, 32, 64, 128],
             "QUERY_QUADS" in [1];
         LATENT_STEP = "latent_step", [Store, LatentTurn, Sum, Rms], 4 => 3, [128], "HALF" in [0, 1];
         MATMUL = "matmul", [Linear, Codes, Input, Tile], 6 => 1, [256], "SHARE" in [1, 2, 4, 8], "MATRICES" in [0, 1],
@@ -447,10 +447,9 @@ mod tests {
     fn variants() -> Vec<Variant> {
         let mut all = Vec::new();
         for kernel in kernels::ALL {
-            let few = kernel.pieces.contains(&Attend) && kernel.pieces.contains(&Codes);
-            let formats = if kernel.pieces.contains(&Codes) && !few {
+            let formats = if kernel.pieces.contains(&Codes) {
                 formats().into_iter().map(Some).collect()
-            } else if few || kernel.pieces.contains(&WholeCodes) {
+            } else if kernel.pieces.contains(&WholeCodes) {
                 // Widths, groups and scales have nothing to do with each other.
                 let some = [(4, 64, Float::Bf16), (8, 32, Float::F16)];
                 some.map(|(bits, group, scale)| Some(Format::Affine { bits, group, scale })).to_vec()
@@ -477,6 +476,15 @@ mod tests {
         let [gated, activation, rows, input, share] =
             ["GATED", "ACTIVATION", "ROWS", "INPUT", "SHARE"].map(|name| variant.constant(name));
         if share == Some(8) && !variant.matrices() {
+            return false;
+        }
+        // Latents: threads of a row grow with those of a workgroup.
+        let latents = variant.kernel.pieces.contains(&LatentTurn) && variant.kernel.pieces.contains(&Attend);
+        let [lanes, value_lanes] = ["LANES", "VALUE_LANES"].map(|name| variant.constant(name));
+        if latents && (Some(variant.threads / 32) != lanes || value_lanes < lanes) {
+            return false;
+        }
+        if variant.constant("BLOCKS") == Some(2) && variant.constant("LONG") == Some(1) {
             return false;
         }
         let rounded = variant.kernel.pieces.contains(&Rounded) && gated.is_some();

@@ -27,7 +27,9 @@ pub(crate) fn open_computing(
     raw: &wgpu::Adapter,
     descriptor: &wgpu::DeviceDescriptor<'_>,
 ) -> Option<(wgpu::Device, wgpu::Queue)> {
-    if raw.get_info().vendor != NVIDIA {
+    let info = raw.get_info();
+    // NVK is Mesa's driver for the same GPUs.
+    if info.vendor != NVIDIA || info.driver.contains("NVK") {
         return None;
     }
     let opened = {

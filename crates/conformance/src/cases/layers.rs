@@ -111,6 +111,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         ("down of fewer bits, plain router", 9, [192, 64], [Q8, Q4, BF16], softmax(2, true), Shared::Absent),
         ("many experts", 300, [64, 64], [Q4, Q4, Q8], softmax(10, true), Shared::Absent),
         ("wide experts", 10, [64, 2112], [Q4, Q4, Q8], softmax(8, true), Shared::Absent),
+        ("wide experts of a wide model", 2, [2112, 2176], [Q4, Q4, Q8], softmax(2, true), Shared::Absent),
     ] {
         let setup = Experts { experts, d, width, formats, choice, shared };
         cases.push(Case::new(
@@ -171,16 +172,19 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     for (width, cols, format) in [(64, 96, affine(4, 32, Float::Bf16)), (70, 2816, Q4), (40, 77, BF16)] {
         cases.push(norm_add_gate_up(width, cols, format));
     }
-    cases.push(Case::new("combine_norm_add", "[3, 129]", Bound::l2(2e-6), |b: &B, rng| {
-        let [r, a, c] = [0; 3].map(|_| rng.values(3, 129));
-        let [wa, wc, w] = [0; 3].map(|_| rng.gain(129));
-        let normed = |x: &Rows, w: &Host| norms::rms_heads(x, &w.wide()[0], f64::from(EPS));
-        let both = norms::add(&normed(&a.wide(), &wa), &normed(&c.wide(), &wc));
-        let expected = norms::map(&norms::add(&r.wide(), &normed(&both, &w)), |v| v * 0.5);
-        let (r, a, c, wa, wc, w) = (r.on(b)?, a.on(b)?, c.on(b)?, wa.on(b)?, wc.on(b)?, w.on(b)?);
-        let y = b.combine_norm_add(&r, [&a, &c], [&wa, &wc, &w], EPS, Factor::Scalar(0.5))?;
-        super::y(b.read(&y)?, &expected)
-    }));
+    for (rows, width) in [(3, 129), (20, 1300)] {
+        let detail = format!("[{rows}, {width}]");
+        cases.push(Case::new("combine_norm_add", detail, Bound::l2(2e-6), move |b: &B, rng| {
+            let [r, a, c] = [0; 3].map(|_| rng.values(rows, width));
+            let [wa, wc, w] = [0; 3].map(|_| rng.gain(width));
+            let normed = |x: &Rows, w: &Host| norms::rms_heads(x, &w.wide()[0], f64::from(EPS));
+            let both = norms::add(&normed(&a.wide(), &wa), &normed(&c.wide(), &wc));
+            let expected = norms::map(&norms::add(&r.wide(), &normed(&both, &w)), |v| v * 0.5);
+            let (r, a, c, wa, wc, w) = (r.on(b)?, a.on(b)?, c.on(b)?, wa.on(b)?, wc.on(b)?, w.on(b)?);
+            let y = b.combine_norm_add(&r, [&a, &c], [&wa, &wc, &w], EPS, Factor::Scalar(0.5))?;
+            super::y(b.read(&y)?, &expected)
+        }));
+    }
     for (key_heads, value_heads, key_dim, value_dim, kernel) in
         [(2, 4, 128, 128, 4), (1, 3, 64, 20, 4), (2, 2, 12, 8, 2), (1, 2, 16, 16, 1), (1, 1, 10, 6, 3)]
     {

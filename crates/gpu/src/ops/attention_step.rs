@@ -23,10 +23,13 @@ const STEP_BUSY: usize = 128;
 const FEW: usize = 512;
 const FEW_THREADS: u32 = 512;
 
-/// The same of latents, which every head reads: positions times heads, the widest part without a position of a query, and rows of values of a
-/// workgroup.
+/// The same of latents, which every head reads: positions times heads, the widest part without a position of a query, the widest latent, and
+/// rows of values of a workgroup.
 const FEW_OF_ALL_HEADS: usize = 16 * 4096;
-const WIDEST_PLAIN: usize = 256;
+const WIDEST_PLAIN: usize = 128;
+const WIDEST_LATENT: usize = 512;
+const LATENT_THREADS: u32 = 512;
+const LATENT_LANES: usize = 16;
 const LATENT_BUSY: usize = 128;
 const MERGED_ROWS: usize = 4;
 
@@ -341,26 +344,31 @@ impl Gpu {
         let kernel = &kernels::LATENT_HEADS;
         let [words, value_words] = [rank + pe, rank].map(|width| cache.words(width));
         let float = cache.shape.float;
-        let steps = enough(kernel, "KEY_STEPS", words.div_ceil(4 * STEP_LANES));
-        let value_lanes = enough(kernel, "VALUE_LANES", value_words.div_ceil(4));
+        let wide = self.device.most_threads >= LATENT_THREADS;
+        let (threads, lanes) =
+            if wide { (LATENT_THREADS, LATENT_LANES) } else { (STEP_THREADS as u32, STEP_LANES) };
+        let steps = enough(kernel, "KEY_STEPS", words.div_ceil(4 * lanes));
+        let value_lanes = enough(kernel, "VALUE_LANES", value_words.div_ceil(4).max(lanes));
         let out_threads = kernels::HEADS_MERGED.threads.iter().copied();
         let out_threads = out_threads.clone().find(|t| unembed.stack.eights() <= *t as usize);
         let (Some(steps), Some(value_lanes), Some(out_threads)) = (steps, value_lanes, out_threads) else {
             return Ok(None);
         };
+        let rounds = self.rounds(1, &embed.stack);
         let simple = |m: &HeadMatrices| m.stack.parts.len() == 1 && !m.transposed && m.count == spec.heads;
-        let whole = [words, value_words, nope / 2, pe].iter().all(|n| n.is_multiple_of(4));
-        let narrow = nope <= WIDEST_PLAIN && pe <= STEP_THREADS && rank.is_multiple_of(8);
+        let whole = [words, value_words, nope / 8, pe].iter().all(|n| n.is_multiple_of(4));
+        let narrow =
+            nope <= WIDEST_PLAIN && pe <= STEP_THREADS && rank <= WIDEST_LATENT && rank.is_multiple_of(8);
         let len = span.position + 1;
         let fits = simple(embed) && simple(unembed) && (embed.rows, unembed.stack.cols) == (rank, rank);
-        if !whole || !narrow || !fits || spec.heads * len > FEW_OF_ALL_HEADS {
+        if !rounds || !whole || !narrow || !fits || spec.heads * len > FEW_OF_ALL_HEADS {
             return Ok(None);
         }
         self.reserve(cache, 1)?;
         let (angles, first_angle) = self.angles_of(&weights.rope, batch)?;
-        let variant = Variant::new(kernel, STEP_THREADS as u32)
+        let variant = Variant::new(kernel, threads)
             .format(embed.stack.format)
-            .with("LANES", STEP_LANES as u32)
+            .with("LANES", lanes as u32)
             .with("HALF", half(float))
             .with("ROWS", 1)
             .with("KEY_STEPS", steps)

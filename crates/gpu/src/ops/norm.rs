@@ -19,6 +19,9 @@ fn factor_numbers<'a>(factor: &Factor<'a, Tensor>, other: &'a Tensor) -> (u32, u
     }
 }
 
+/// Values that a thread keeps from the sum of squares to the norm (`HELD` in pieces/rms.wgsl).
+const HELD: usize = 4;
+
 impl Gpu {
     /// A kernel with threads that suit slices of `width` values, one per workgroup: a few long ones must come quickly, of many, many are at
     /// work at once.
@@ -109,7 +112,9 @@ impl Gpu {
         let y = self.tensor(rows, cols)?;
         let buffers = [r, a, b, wa, wb, w, &y].map(Tensor::buffer);
         let numbers = [cols as u32, rows as u32, eps.to_bits(), factor.to_bits()];
-        self.run(&self.by_row(&kernels::COMBINE_NORM_ADD, cols, rows), &buffers, &numbers, folded(rows));
+        let variant = self.by_row(&kernels::COMBINE_NORM_ADD, cols, rows);
+        let long = cols > HELD * variant.threads as usize;
+        self.run(&variant.with("LONG", u32::from(long)), &buffers, &numbers, folded(rows));
         Ok(y)
     }
 }

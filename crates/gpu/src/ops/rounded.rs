@@ -294,23 +294,30 @@ impl Gpu {
         let keys = keys_for(weights.count).expect("asked before");
         // As many rows in a workgroup, whatever its threads.
         let up_rows = if self.wide(up) { UP_ROWS / 2 } else { UP_ROWS };
+        let long = up.cols / GROUP > 32 * steps;
+        let groups = rows.div_ceil(UP_ROWS * THREADS / 32);
+        let blocks = if self.wide(up) && !long && groups * slots > MANY { 2 } else { 1 };
+        let groups = groups.div_ceil(blocks);
         let variant = Variant::new(&kernels::EXPERTS_UP_ROUNDED, (UP_ROWS / up_rows * THREADS) as u32)
             .format(up.format)
             .with("LANES", 32)
             .with("STEPS", steps as u32)
             .with("ROWS", up_rows as u32)
             .with("KEYS", keys)
-            .with("LONG", u32::from(up.cols / GROUP > 32 * steps))
+            .with("LONG", u32::from(long))
+            .with("BLOCKS", blocks as u32)
             .with("ACTIVATION", number(*activation))
             .with("DOWN", bits_of(weights.down.format));
         let rest = [rows, weights.count, top_k, slots, kind, usize::from(renormalise)].map(|n| n as u32);
         let mut numbers: Vec<u32> = up.numbers().into_iter().chain(rest).collect();
         numbers.extend([scaling.to_bits(), gated as u32, weights.count as u32]);
+        // One more in each slot, of which the first slot's writes the routes.
+        numbers.push(groups as u32);
         let part = &up.parts[0];
         let x = logits.buffer().behind(4 * digits_at(logits.shape().cols) as u64);
         let [logits, per_expert] = [logits, per_expert].map(Tensor::buffer);
         let buffers = [&part.codes, &part.scales, &x, logits, per_expert, &hidden, &routes];
-        self.run(&variant, &buffers, &numbers, by_item(rows.div_ceil(UP_ROWS * THREADS / 32), slots));
+        self.run(&variant, &buffers, &numbers, by_item(groups + 1, slots));
 
         let (down, y) = (&weights.down, self.tensor(1, weights.hidden)?);
         let groups = slots * down.cols / GROUP;

@@ -1,4 +1,4 @@
-// y = (r + rms(rms(a) * wa + rms(b) * wb) * w) * factor. One row per workgroup.
+// y = (r + rms(rms(a) * wa + rms(b) * wb) * w) * factor. One row per workgroup; LONG, if its threads cannot keep all of it.
 struct Params {
     width: u32,
     rows: u32,
@@ -39,7 +39,7 @@ fn main(place: Place) {
         squares_a += select(vec2(0.0), squares_of(held[i].x), real);
         squares_b += select(vec2(0.0), squares_of(held[i].y), real);
     }
-    for (var c = HELD * THREADS + place.thread; c < params.width; c += THREADS) {
+    for (var c = HELD * THREADS + place.thread; LONG == 1u && c < params.width; c += THREADS) {
         squares_a += squares_of(a[start + c]);
         squares_b += squares_of(b[start + c]);
     }
@@ -50,7 +50,7 @@ fn main(place: Place) {
         held[i].x = held[i].x * inverse_a * held_w[i].x + held[i].y * inverse_b * held_w[i].y;
         squares += select(vec2(0.0), squares_of(held[i].x), i * THREADS + place.thread < params.width);
     }
-    for (var c = HELD * THREADS + place.thread; c < params.width; c += THREADS) {
+    for (var c = HELD * THREADS + place.thread; LONG == 1u && c < params.width; c += THREADS) {
         squares += squares_of(a[start + c] * inverse_a * wa[c] + b[start + c] * inverse_b * wb[c]);
     }
     let inverse = inverse_rms(squares, params.width, params.eps, place);
@@ -60,7 +60,7 @@ fn main(place: Place) {
             y[start + c] = (held_r[i] + held[i].x * inverse * held_w[i].z) * params.factor;
         }
     }
-    for (var c = HELD * THREADS + place.thread; c < params.width; c += THREADS) {
+    for (var c = HELD * THREADS + place.thread; LONG == 1u && c < params.width; c += THREADS) {
         let both = a[start + c] * inverse_a * wa[c] + b[start + c] * inverse_b * wb[c];
         y[start + c] = (r[start + c] + both * inverse * w[c]) * params.factor;
     }

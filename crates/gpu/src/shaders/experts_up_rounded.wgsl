@@ -1,6 +1,6 @@
 // Routing of one token, and its chosen experts' gate and up: for slot k and the expert e chosen k-th, h[k, r] = act(Wgate_e[r] . x) *
 // (Wup_e[r] . x), x being rounded already; rows of gate and up alternate. The last slot may be the shared expert's. Every workgroup chooses
-// for itself; one of them writes what the next kernel has to know. The results are rounded, too, in groups of 16: those of a workgroup.
+// for itself; one that does nothing else writes what the next kernel has to know. The results are rounded, too, in groups of 16.
 struct Params {
     row_words: u32,
     row_scales: u32,
@@ -19,6 +19,8 @@ struct Params {
     // Whether the shared expert is weighted by the logit behind the experts', and where that is.
     gated: u32,
     gate_at: u32,
+    // Workgroups of a slot, each with BLOCKS blocks of rows. There is one more; the first slot's writes the routes.
+    groups: u32,
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
@@ -32,7 +34,7 @@ struct Params {
 @group(0) @binding(6) var<storage, read_write> routes: array<u32>;
 
 const TEAMS: u32 = THREADS / LANES;
-// Results of a workgroup.
+// Results of a block.
 const RESULTS: u32 = TEAMS * ROWS / 2u;
 
 // What this thread has loaded of the input: digits, and scales and sums of two groups.
@@ -109,65 +111,67 @@ fn write_routes(place: Place) {
     }
 }
 
-@compute @workgroup_size(THREADS)
-fn main(place: Place) {
+// The results of a slot that are this workgroup's, the first part of the input having been asked for.
+fn product(expert: u32, slot: u32, place: Place) {
     let lane = lane_of(place);
-    let slot = place.workgroup.y;
-    let first = (place.workgroup.x * TEAMS + team_of(place)) * ROWS;
     let groups = params.eights / 4u;
-    // Asked for early: it is needed soon.
-    load_digits(0u, min(ROOM, groups), place);
-    var expert = params.experts;
-    if slot < params.top_k {
-        let writes = place.workgroup.x == 0u && slot == 0u;
-        expert = choose(params.experts, select(slot + 1u, params.top_k, writes), slot, place);
-        if writes {
-            write_routes(place);
+    for (var block = 0u; block < BLOCKS; block++) {
+        let first_of_block = (place.workgroup.x * BLOCKS + block) * TEAMS * ROWS;
+        let first = first_of_block + team_of(place) * ROWS;
+        var sums: array<f32, ROWS>;
+        for (var r = 0u; r < ROWS; r++) {
+            sums[r] = 0.0;
         }
-    }
-    var sums: array<f32, ROWS>;
-    for (var r = 0u; r < ROWS; r++) {
-        sums[r] = 0.0;
-    }
-    // One pass, unless the row is LONG.
-    for (var start = 0u; start < select(1u, groups, LONG == 1u); start += ROOM) {
-        let count = min(ROOM, groups - start);
-        if LONG == 1u && start > 0u {
-            load_digits(start, count, place);
-        }
-        var held: array<Codes, ROWS * STEPS>;
-        var pairs: array<vec2<f32>, ROWS * STEPS>;
-        for (var step = 0u; step < STEPS; step++) {
-            let group = start + min(step * LANES + lane, count - 1u);
-            for (var r = 0u; r < ROWS; r++) {
-                let row = expert * params.expert_rows + min(first + r, params.expert_rows - 1u);
-                held[step * ROWS + r] = codes32(row, group);
-                pairs[step * ROWS + r] = scale(row, 4u * group);
+        // One pass, unless the row is LONG.
+        for (var start = 0u; start < select(1u, groups, LONG == 1u); start += ROOM) {
+            let count = min(ROOM, groups - start);
+            if LONG == 1u && (block > 0u || start > 0u) {
+                load_digits(start, count, place);
+            }
+            var held: array<Codes, ROWS * STEPS>;
+            var pairs: array<vec2<f32>, ROWS * STEPS>;
+            for (var step = 0u; step < STEPS; step++) {
+                let group = start + min(step * LANES + lane, count - 1u);
+                for (var r = 0u; r < ROWS; r++) {
+                    let row = expert * params.expert_rows + min(first + r, params.expert_rows - 1u);
+                    held[step * ROWS + r] = codes32(row, group);
+                    pairs[step * ROWS + r] = scale(row, 4u * group);
+                }
+            }
+            if LONG == 1u || block == 0u {
+                store_digits(count, place);
+                workgroupBarrier();
+            }
+            for (var step = 0u; step < STEPS; step++) {
+                let group = step * LANES + lane;
+                let input = digits_of(group);
+                for (var r = 0u; r < ROWS; r++) {
+                    sums[r] += group_product(held[step * ROWS + r], pairs[step * ROWS + r], input, group);
+                }
+            }
+            if LONG == 1u {
+                workgroupBarrier();
             }
         }
-        store_digits(count, place);
+        for (var r = 0u; r < ROWS; r++) {
+            sums[r] = team_sum(sums[r], place);
+        }
+        if lane == 0u {
+            for (var r = 0u; r < ROWS; r += 2u) {
+                results[(team_of(place) * ROWS + r) / 2u] = activate(sums[r]) * sums[r + 1u];
+            }
+        }
         workgroupBarrier();
-        for (var step = 0u; step < STEPS; step++) {
-            let group = step * LANES + lane;
-            let input = digits_of(group);
-            for (var r = 0u; r < ROWS; r++) {
-                sums[r] += group_product(held[step * ROWS + r], pairs[step * ROWS + r], input, group);
-            }
-        }
-        if LONG == 1u {
+        write_results(slot, first_of_block / 2u, place);
+        if BLOCKS > 1u {
+            // Nobody may write the next ones before all have read these.
             workgroupBarrier();
         }
     }
-    for (var r = 0u; r < ROWS; r++) {
-        sums[r] = team_sum(sums[r], place);
-    }
-    if lane == 0u {
-        for (var r = 0u; r < ROWS; r += 2u) {
-            results[(team_of(place) * ROWS + r) / 2u] = activate(sums[r]) * sums[r + 1u];
-        }
-    }
-    workgroupBarrier();
-    // Two of four neighbouring threads have a sixteen.
+}
+
+// Rounds the results of a block, of which the slot's `first_result` is the first. Two of four neighbouring threads have a sixteen.
+fn write_results(slot: u32, first_result: u32, place: Place) {
     let index = index_of(place);
     let sixteen = index / 4u;
     let whole = sixteen < RESULTS / 16u && index % 4u < 2u;
@@ -180,7 +184,7 @@ fn main(place: Place) {
     let rounded = rounded_eight(v, DOWN, place);
     // Half of the rows of an expert are results; they are whole sixteens.
     let width = params.expert_rows / 2u;
-    let result = place.workgroup.x * RESULTS + at;
+    let result = first_result + at;
     if whole && result < width {
         let eight = (slot * width + result) / 8u;
         h[2u * eight] = rounded.digits.xy;
@@ -188,5 +192,22 @@ fn main(place: Place) {
         if index % 4u == 0u {
             h[params.slots * width / 4u + eight / 2u] = vec2(bitcast<u32>(rounded.scale), bitcast<u32>(rounded.sum));
         }
+    }
+}
+
+@compute @workgroup_size(THREADS)
+fn main(place: Place) {
+    let slot = place.workgroup.y;
+    let multiplies = place.workgroup.x < params.groups;
+    // Asked for early: it is needed soon.
+    load_digits(0u, min(ROOM, params.eights / 4u), place);
+    var expert = params.experts;
+    if slot < params.top_k {
+        expert = choose(params.experts, select(params.top_k, slot + 1u, multiplies), slot, place);
+    }
+    if multiplies {
+        product(expert, slot, place);
+    } else if slot == 0u {
+        write_routes(place);
     }
 }

@@ -1,4 +1,4 @@
-// The heads of one token and their attention over latents, as they leave their projections: a query head per workgroup, whose plain part goes
+// The heads of one token and their attention over latents, as they leave their projections: a query head per workgroup, whose plain part is rounded and goes
 // through its matrix to a query of latents and whose part with a position turns; the latent that comes in is normalised, its key's part with a position turns,
 // and both go into the cache, from the first head. Positions are shared by splits, whose results heads_merged puts together.
 struct Params {
@@ -42,12 +42,15 @@ struct Params {
 // [split][head][max, sum, values]
 @group(0) @binding(7) var<storage, read_write> partial: array<f32>;
 
-// Words of the new key that a thread has.
+// Words of a latent that a thread has.
 const WORDS: u32 = (4u * LANES * KEY_STEPS + THREADS - 1u) / THREADS;
-// Most eights of the plain part of a query.
-const MOST_EIGHTS: u32 = 32u;
+// Most groups of the plain part of a query, and rows of its matrix that a thread has.
+const PLAIN_GROUPS: u32 = 4u;
+const MATRIX_ROWS: u32 = 512u / THREADS;
 
-var<workgroup> plain: array<vec4<f32>, 2u * MOST_EIGHTS>;
+var<workgroup> plain_digits: array<vec4<u32>, 4u * PLAIN_GROUPS>;
+var<workgroup> plain_scales: array<f32, PLAIN_GROUPS>;
+var<workgroup> plain_sums: array<i32, PLAIN_GROUPS>;
 var<workgroup> new_key: array<vec4<u32>, WORDS * THREADS / 4u>;
 
 fn load_value(at: u32) -> vec4<u32> {
@@ -61,6 +64,15 @@ fn key_at(loaded: vec4<u32>, four: u32, position: u32) -> vec4<u32> {
 
 fn value_at(loaded: vec4<u32>, four: u32, position: u32) -> vec4<u32> {
     return key_at(loaded, four, position);
+}
+
+// Eight of the plain part of a query, zeros behind it.
+fn plain8(at: u32, eight: u32) -> Eight {
+    let first = at + 8u * min(eight, params.eights - 1u);
+    let a = vec4(q[first], q[first + 1u], q[first + 2u], q[first + 3u]);
+    let b = vec4(q[first + 4u], q[first + 5u], q[first + 6u], q[first + 7u]);
+    let real = eight < params.eights;
+    return Eight(select(vec4(0.0), a, real), select(vec4(0.0), b, real));
 }
 
 // The first or the second quads.
@@ -80,55 +92,74 @@ fn main(place: Place) {
     let start = head * (params.nope + params.pe);
     let begin = split * params.split_len;
     let end = min(begin + params.split_len, params.position + 1u);
+    let index = index_of(place);
     // Everything is asked for before anything is waited for.
+    let plain = plain8(start, index);
+    var held: array<Codes, MATRIX_ROWS * PLAIN_GROUPS>;
+    var pairs: array<vec2<f32>, MATRIX_ROWS * PLAIN_GROUPS>;
+    for (var n = 0u; n < MATRIX_ROWS; n++) {
+        let row = head * params.rank + min(n * THREADS + index, params.rank - 1u);
+        for (var g = 0u; g < PLAIN_GROUPS; g++) {
+            let group = min(g, params.eights / 4u - 1u);
+            held[n * PLAIN_GROUPS + g] = codes32(row, group);
+            pairs[n * PLAIN_GROUPS + g] = scale(row, 4u * group);
+        }
+    }
     var raw: array<vec2<f32>, WORDS>;
     var norms: array<vec2<f32>, WORDS>;
     for (var i = 0u; i < WORDS; i++) {
-        let c = min((i * THREADS + place.thread) * WORD_VALUES, params.rank - WORD_VALUES);
+        let c = min((i * THREADS + index) * WORD_VALUES, params.rank - WORD_VALUES);
         raw[i] = vec2(kv[c], kv[c + WORD_VALUES - 1u]);
         norms[i] = vec2(w[c], w[c + WORD_VALUES - 1u]);
     }
     load_key(min(begin + team_of(place), end - 1u), 0u, place);
-    if place.thread < 2u * params.eights {
-        let at = start + 4u * place.thread;
-        plain[place.thread] = vec4(q[at], q[at + 1u], q[at + 2u], q[at + 3u]);
+    let own = min(index, params.pe / WORD_VALUES - 1u) * WORD_VALUES;
+    let turned_key = vec2(turned(false, params.rank, own), turned(false, params.rank, own + WORD_VALUES - 1u));
+    let turned_query = turned(true, start + params.nope, min(index, params.pe - 1u));
+
+    let rounded = rounded_eight(plain, BITS, place);
+    if index < 4u * PLAIN_GROUPS {
+        plain_digits[index] = rounded.digits;
+        if index % 4u == 0u {
+            plain_scales[index / 4u] = rounded.scale;
+            plain_sums[index / 4u] = rounded.sum;
+        }
     }
-    let from_end = THREADS - 1u - place.thread;
-    if from_end < params.pe {
-        let c = params.rank + from_end;
-        queries[c / 4u][c % 4u] = params.scale * turned(true, start + params.nope, from_end);
+    if index < params.pe {
+        let c = params.rank + index;
+        queries[c / 4u][c % 4u] = params.scale * turned_query;
     }
     var squares = vec2(0.0);
     for (var i = 0u; i < WORDS; i++) {
-        let real = (i * THREADS + place.thread) * WORD_VALUES < params.rank;
+        let real = (i * THREADS + index) * WORD_VALUES < params.rank;
         squares += select(vec2(0.0), squares_of(raw[i].x), real);
         squares += select(vec2(0.0), squares_of(raw[i].y), real && WORD_VALUES == 2u);
     }
     publish_sum(squares, place);
     workgroupBarrier();
-    for (var r = place.thread; r < params.rank; r += THREADS) {
+    for (var n = 0u; n < MATRIX_ROWS; n++) {
         var sum = 0.0;
-        let row = head * params.rank + r;
-        for (var i = 0u; i < params.eights; i++) {
-            let input = Eight(plain[2u * i], plain[2u * i + 1u]);
-            let s = scale(row, i);
-            sum += s.x * dot8(codes8(row, i), input) + s.y * sum8(input);
+        for (var g = 0u; g < PLAIN_GROUPS; g++) {
+            let own = n * PLAIN_GROUPS + g;
+            let dots = first_dot(held[own], plain_digits[4u * g], plain_digits[4u * g + 1u])
+                + second_dot(held[own], plain_digits[4u * g + 2u], plain_digits[4u * g + 3u]);
+            sum += plain_scales[g] * scaled(dots, pairs[own], plain_sums[g]);
         }
-        queries[r / 4u][r % 4u] = params.scale * sum;
+        let r = n * THREADS + index;
+        if r < params.rank {
+            queries[r / 4u][r % 4u] = params.scale * sum;
+        }
     }
     let inverse = inverse_of(published_sum(place), params.rank, params.eps);
     for (var i = 0u; i < WORDS; i++) {
-        let word = i * THREADS + place.thread;
-        let c = word * WORD_VALUES;
-        var two = raw[i] * inverse * norms[i];
-        if c >= params.rank {
-            two = vec2(0.0);
-            if c < params.rank + params.pe {
-                let own = c - params.rank;
-                two = vec2(turned(false, params.rank, own), turned(false, params.rank, own + WORD_VALUES - 1u));
-            }
+        let word = i * THREADS + index;
+        if word * WORD_VALUES < params.rank {
+            new_key[word / 4u][word % 4u] = packed(raw[i] * inverse * norms[i]);
         }
-        new_key[word / 4u][word % 4u] = packed(two);
+    }
+    if index < params.pe / WORD_VALUES {
+        let word = params.rank / WORD_VALUES + index;
+        new_key[word / 4u][word % 4u] = packed(turned_key);
     }
     workgroupBarrier();
     attend(begin, end, 0u, place);

@@ -15,6 +15,6 @@ fn turned(is_query: bool, start: u32, c: u32) -> f32 {
     let distance = select(pairs, 1u, interleaved);
     let own = channel(is_query, start, c);
     let other = channel(is_query, start, select(c + distance, c - distance, second));
-    let turn = angles[params.first_angle + select(c % pairs, c / 2u, interleaved)];
+    let turn = angles[params.first_angle + select(select(c, c - pairs, second), c / 2u, interleaved)];
     return own * turn.x + select(-other, other, second) * turn.y;
 }

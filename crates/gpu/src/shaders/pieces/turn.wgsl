@@ -1,9 +1,10 @@
 // Heads as they are normalised, side by side, and their turn by a token's angles.
 var<workgroup> head_values: array<f32, HEADS * WIDEST>;
 
-// Which of the pairs a channel belongs to.
+// Which of the pairs a channel belongs to; one of them for channels that do not turn.
 fn pair_of(c: u32) -> u32 {
-    return min(select(c % max(params.pairs, 1u), c / 2u, params.interleaved != 0u), max(params.pairs, 1u) - 1u);
+    let beside = select(c, c - params.pairs, c >= params.pairs);
+    return min(select(beside, c / 2u, params.interleaved != 0u), max(params.pairs, 1u) - 1u);
 }
 
 // Channel `c` of the head that begins at `base`, turned.
