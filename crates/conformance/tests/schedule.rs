@@ -478,6 +478,23 @@ fn steps_recorded_ahead_change_nothing() {
         // What ended it has been seen too, unless there was something to guess.
         let seen = first.len() + end;
         assert!(heard.reused == seen + 1 || speculate && heard.reused == seen, "{name}: {}", heard.reused);
+
+        // A prompt of which one token is new, and whose end is a place to return to: no step may be on its way when that is remembered.
+        let third: Vec<u32> = (0..23).map(|i| (i * i * 11 + 5) % 61).collect();
+        let mut answer = Vec::new();
+        for prompt in [&third[..22], &third] {
+            let (mut remembered, asked) = job(prompt, 12, sampling(7));
+            remembered.stable = prompt.len();
+            scheduler.submit(remembered).expect("room for a job");
+            answer = asked.wait().ids;
+            assert_eq!(answer, alone(&single, prompt, 12, sampling(7)), "{name}");
+        }
+        for more in [[(answer[0] + 1) % 61, 60], [answer[0], (answer[1] + 1) % 61]] {
+            let prompt = [&third[..], &more].concat();
+            let heard = ask(&scheduler, &prompt, 10, SamplingParams::greedy()).wait();
+            assert_eq!(heard.ids, alone(&single, &prompt, 10, SamplingParams::greedy()), "{name}");
+            assert!(heard.reused >= third.len(), "{name}: {}", heard.reused);
+        }
         scheduler.finish();
         assert_eq!((scheduler.stats().failed, scheduler.stats().cancelled), (0, 2), "{name}");
     }

@@ -35,10 +35,9 @@ impl<B: Backend> Answer<B> {
         present: &mut Step<B>,
         guess: bool,
     ) -> Result<bool, Error> {
-        let (planned, _) = self.writer.planned();
-        // A place to return to is remembered by a copy of the state, which must not be further than that.
-        let marks = self.begin + planned == self.writer.job.stable;
-        if !self.is_writing() || self.rows() != 1 || marks || !self.writer.goes_on(guess, engine.context()) {
+        // A place to return to is remembered by a copy of the state, which must not be further than that. It is in the prompt, which an answer
+        // that is being written has behind it.
+        if !self.is_writing() || self.rows() != 1 || !self.writer.goes_on(guess, engine.context()) {
             return Ok(false);
         }
         let Some(sequence) = &mut self.sequence else { return Ok(false) };
