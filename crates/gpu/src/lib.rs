@@ -1,9 +1,9 @@
 //! The GPU backend: every operation as a WGSL kernel on wgpu, the same for Metal, Vulkan and DX12.
 //!
-//! `device` chooses an adapter and opens it, with what only `vulkan` can do, `shader` assembles kernels from pieces of WGSL, `pipelines` compiles them once,
-//! `pool` lends buffers, `recorder` turns operations into dispatches of few passes, `commands` holds them until they are
-//! submitted. `ops` has a file per group of operations, `backend` leads from the trait to them. Nothing waits but `read` and the
-//! `*_save` methods.
+//! `device` chooses an adapter and opens it, with what only `vulkan` can do, `shader` assembles kernels from pieces of WGSL,
+//! `pipelines` compiles them once, `pool` lends buffers, `recorder` turns operations into dispatches of few passes, `commands` holds
+//! them until they are submitted. `ops` has a file per group of operations, `backend` leads from the trait to them. Nothing waits but
+//! `read` and the `*_save` methods.
 
 mod backend;
 mod cache;

@@ -162,6 +162,7 @@ impl Writer {
     fn new(queued: Queued) -> Self {
         let Queued { mut job, mut sampler, since } = queued;
         let tokens = std::mem::take(&mut job.prompt);
+        job.stable = job.stable.min(tokens.len());
         sampler.set_prompt_len(tokens.len());
         let constraint = job.constraint.take().map(|constraint| Arc::new(Mutex::new(constraint)));
         Self {

@@ -153,8 +153,9 @@ impl Gpu {
         let (Some(key_slices), Some(value_slices)) = (key_slices, value_slices) else { return Ok(false) };
         let whole = [key_words, value_stride, width, width_more].iter().all(|n| n.is_multiple_of(4));
         let suits = self.device.matrices && cache.shape.float == CacheFloat::F16 && whole;
-        // Queries or weights, a slice, and scores.
-        let shared = 128 * (16 * key_slices + 2).max(34) + 8 * 128 * 18 + 4 * 16 * 132;
+        // Fours of halves of 16 queries, or of their weights, and of a slice; scores.
+        let halves = 16 * (16 * key_slices + 2).max(34) + 128 * 18;
+        let shared = 8 * halves + 4 * 16 * 132;
         let many = end - begin > FEW && GROUP_ROWS.contains(&(spec.heads / key_heads));
         if !suits || !many || shared > self.device.shared_memory {
             return Ok(false);
