@@ -1,6 +1,7 @@
 //! The GPU backend on whatever adapter this machine has, software included: every operation, and every fixture against
 //! mlx-lm's logits. A machine without any adapter skips these tests, and says so.
 
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use backend::{Backend, CacheFloat, GroupedSigmoid};
@@ -86,6 +87,13 @@ fn fast_numerics() {
 fn fast_numerics_with_defaults_only() {
     let options = Options { numerics: Numerics::Fast, defaults_only: true, ..exact() };
     if let Some(gpu) = open(&options) {
+        report(&run_all_fast(&gpu));
+    }
+}
+
+#[test]
+fn fast_numerics_in_chains() {
+    if let Some(gpu) = open(&Options { numerics: Numerics::Fast, chains: true, ..exact() }) {
         report(&run_all_fast(&gpu));
     }
 }
@@ -198,17 +206,48 @@ fn routing_repeats_bit_by_bit() {
     }
 }
 
-/// A step of every family, from the same state, with either numerics. `PLEIAD_REPEAT` may name a folder of a larger model to take instead.
-#[test]
-fn decode_steps_repeat_bit_by_bit() {
+/// A model of every family; `PLEIAD_REPEAT` may name a folder of a larger one to take instead.
+fn families() -> Vec<PathBuf> {
     let names = ["qwen3_5_moe-4bit", "deepseek_v3-4bit", "gemma4-moe-4bit"];
-    let folders = match std::env::var_os("PLEIAD_REPEAT") {
+    match std::env::var_os("PLEIAD_REPEAT") {
         Some(folder) => vec![folder.into()],
         None => names.iter().map(|name| conformance::models::fixtures_folder().join(name)).collect(),
-    };
-    let fast = open(&Options { numerics: Numerics::Fast, ..exact() });
-    for gpu in gpu().into_iter().chain(fast) {
-        folders.iter().for_each(|folder| steps_repeat(&gpu, folder));
+    }
+}
+
+/// A step of every family, from the same state, with either numerics, and with kernels that wait by themselves.
+#[test]
+fn decode_steps_repeat_bit_by_bit() {
+    let fast = Options { numerics: Numerics::Fast, ..exact() };
+    let chained = Options { chains: true, ..fast.clone() };
+    for gpu in gpu().into_iter().chain([fast, chained].iter().filter_map(open)) {
+        families().iter().for_each(|folder| steps_repeat(&gpu, folder));
+    }
+}
+
+/// Steps from the same state, of kernels that wait for each other by themselves and of the same behind barriers.
+#[test]
+fn chains_change_nothing() {
+    for folder in families() {
+        let logits = [false, true].map(|chains| {
+            let gpu = open(&Options { numerics: Numerics::Fast, chains, ..exact() })?;
+            let checkpoint = checkpoint::Checkpoint::open(&folder).unwrap();
+            let model = Model::load(&checkpoint, gpu.clone()).unwrap();
+            let mut state = model.state(CacheFloat::F16).unwrap();
+            let prompt: Vec<u32> = (0..40).collect();
+            logits_in_chunks(&model, &mut state, &prompt, 64).unwrap();
+            let start = state.snapshot(&gpu).unwrap();
+            let mut step = |token| {
+                assert!(state.restore(&gpu, &start).unwrap());
+                logits_in_chunks(&model, &mut state, &[token], 1).unwrap()
+            };
+            Some((0..repeats(&gpu).min(40) as u32).map(&mut step).collect::<Vec<_>>())
+        });
+        let [Some(plain), Some(chained)] = logits else { return };
+        let mut errors: Vec<f64> = plain.iter().zip(&chained).map(|(a, b)| relative_error(b, a)).collect();
+        errors.sort_by(f64::total_cmp);
+        // Compilers may put sums and products together differently, and an expert may be chosen by a hair.
+        assert!(errors[errors.len() * 9 / 10] < 1e-4, "{}: {errors:?}", folder.display());
     }
 }
 

@@ -4,8 +4,11 @@ use std::sync::Arc;
 
 use ::backend::{Error, Result};
 
+use crate::chain::{Chain, Link};
 use crate::device::Device;
+use crate::pipelines::Pipeline;
 use crate::pool::{Buffer, Shelf};
+use crate::vulkan;
 
 /// Dispatches of the first submission after a wait, when the device has nothing to do, and of any.
 pub(crate) const FIRST_SUBMISSION: usize = 16;
@@ -21,6 +24,7 @@ pub(crate) struct Commands {
     pub numbers: Vec<u8>,
     /// Dispatches.
     pub recorded: usize,
+    chain: Chain,
 }
 
 impl Commands {
@@ -44,20 +48,34 @@ impl Commands {
         self.encoder.get_or_insert_with(|| device.wgpu.create_command_encoder(&Default::default()))
     }
 
-    /// What has been recorded, with its numbers; starts anew.
-    pub fn finish(&mut self, device: &Device) -> (Vec<u8>, wgpu::CommandBuffer) {
-        let Self { pass, encoder, numbers, .. } = std::mem::take(self);
+    /// Notes one more dispatch, of so many workgroups; `alone` if it is to have the device for itself.
+    pub fn add(&mut self, pipeline: &Pipeline, buffers: &[&Buffer], workgroups: u32, alone: bool) {
+        self.chain.add(pipeline, buffers, workgroups, alone || self.pass.is_none());
+        self.recorded += 1;
+    }
+
+    /// What has been recorded; starts anew.
+    pub fn finish(&mut self, device: &Device) -> Finished {
+        let Self { pass, encoder, numbers, chain, .. } = std::mem::take(self);
         drop(pass);
         let encoder = encoder.unwrap_or_else(|| device.wgpu.create_command_encoder(&Default::default()));
-        (numbers, encoder.finish())
+        let links = chain.into_links();
+        let commands = vulkan::linked(&links, || encoder.finish());
+        Finished { numbers, links, commands }
     }
+}
+
+/// Commands of a submission, with what their kernels take.
+pub(crate) struct Finished {
+    pub numbers: Vec<u8>,
+    pub links: Vec<Link>,
+    pub commands: wgpu::CommandBuffer,
 }
 
 /// Values from the host, and what runs when they have arrived.
 pub(crate) struct Segment {
     pub writes: Vec<(Buffer, Vec<u8>)>,
-    pub numbers: Vec<u8>,
-    pub commands: wgpu::CommandBuffer,
+    pub finished: Finished,
 }
 
 /// A step that is being recorded for later.
@@ -87,8 +105,8 @@ impl Capture {
     }
 
     fn cut(&mut self, device: &Device) {
-        let (numbers, commands) = self.commands.finish(device);
-        self.segments.push(Segment { writes: std::mem::take(&mut self.writes), numbers, commands });
+        let finished = self.commands.finish(device);
+        self.segments.push(Segment { writes: std::mem::take(&mut self.writes), finished });
     }
 
     pub fn finish(mut self, device: &Device) -> Vec<Segment> {

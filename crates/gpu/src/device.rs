@@ -95,6 +95,8 @@ pub(crate) struct Device {
     pub matrices: bool,
     /// Whether inputs are rounded in products with quantised weights.
     pub rounds: bool,
+    /// Whether kernels may wait for each other by themselves.
+    pub chains: bool,
     /// Fewest threads of a subgroup; 0 where there are none.
     pub subgroup: u32,
     /// Most threads of a subgroup; 1 where there are none.
@@ -167,7 +169,8 @@ impl Device {
             memory_hints: wgpu::MemoryHints::Performance,
             trace: wgpu::Trace::Off,
         };
-        let (wgpu, queue) = match vulkan::open_computing(raw, &descriptor) {
+        let chains = options.chains && features.contains(wgpu::Features::SUBGROUP);
+        let (wgpu, queue) = match vulkan::open_computing(raw, &descriptor, chains) {
             Some(opened) => opened,
             None => ready(raw.request_device(&descriptor))
                 .map_err(|e| Error::Device(format!("cannot open {}: {e}", adapter.name)))?,
@@ -199,6 +202,7 @@ impl Device {
             info,
             matrices,
             rounds: options.numerics == Numerics::Fast,
+            chains,
             subgroup,
             largest_subgroup,
             largest_binding,

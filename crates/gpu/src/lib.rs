@@ -2,11 +2,12 @@
 //!
 //! `device` chooses an adapter and opens it, with what only `vulkan` can do, `shader` assembles kernels from pieces of WGSL,
 //! `pipelines` compiles them once, `pool` lends buffers, `recorder` turns operations into dispatches of few passes, `commands` holds
-//! them until they are submitted. `ops` has a file per group of operations, `backend` leads from the trait to them. Nothing waits but
+//! them until they are submitted, `chain` knows what they wait for. `ops` has a file per group of operations, `backend` leads from the trait to them. Nothing waits but
 //! `read` and the `*_save` methods.
 
 mod backend;
 mod cache;
+mod chain;
 mod commands;
 mod device;
 mod ops;
@@ -36,8 +37,13 @@ mod vulkan {
     pub(crate) fn open_computing(
         _: &wgpu::Adapter,
         _: &wgpu::DeviceDescriptor<'_>,
+        _: bool,
     ) -> Option<(wgpu::Device, wgpu::Queue)> {
         None
+    }
+
+    pub(crate) fn linked<T>(_: &[crate::chain::Link], encode: impl FnOnce() -> T) -> T {
+        encode()
     }
 }
 
@@ -87,6 +93,9 @@ pub struct Options {
     pub largest_part: Option<u64>,
     /// Do without what not every adapter has (subgroup operations, matrix units, workgroups of more than 256 threads): for tests.
     pub defaults_only: bool,
+    /// Whether kernels of one token's step start before those in front have finished, and wait for them by themselves, where the adapter can: faster on
+    /// NVIDIA's, and still being tested.
+    pub chains: bool,
     /// Whether to measure the time spent in each kernel, where the adapter can.
     pub profile: bool,
     /// For models larger than the device's memory: experts are read from disk as they are needed. When absent, all weights are
@@ -113,8 +122,7 @@ impl Gpu {
         let device = Arc::new(Device::open(options)?);
         let uploads = Arc::new(Uploads::new(device.clone())?);
         let pipelines = Arc::new(Pipelines::new(device.clone()));
-        let recorder =
-            Recorder::new(device.clone(), uploads.gate.clone(), &pipelines.params_layout, options.profile);
+        let recorder = Recorder::new(device.clone(), uploads.gate.clone(), &pipelines, options.profile);
         let pool = Arc::new(Pool::new(device.clone()));
         let stream = options.streaming.clone().map(Stream::new).transpose()?.map(Arc::new);
         let (recorder, ropes) = (Arc::new(recorder), Arc::default());

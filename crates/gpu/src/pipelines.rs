@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::device::Device;
-use crate::recorder::MOST_PARAMS;
+use crate::recorder::{LINK_BYTES, MOST_PARAMS};
 use crate::shader::Variant;
 
 /// A kernel ready to run.
@@ -16,12 +16,18 @@ pub(crate) struct Pipeline {
     /// Equal for equal layouts.
     pub layout_id: u64,
     pub bindings: usize,
+    /// Of these, buffers that it only reads, which come first.
+    pub reads: usize,
+    /// Whether it waits for the one in front by itself.
+    pub chains: bool,
 }
 
 /// The kernels that have been needed so far.
 pub(crate) struct Pipelines {
     device: Arc<Device>,
     pub params_layout: wgpu::BindGroupLayout,
+    /// The same for kernels that wait for each other, where there are such.
+    pub chain_layout: Option<wgpu::BindGroupLayout>,
     /// Empty where the driver keeps none.
     kept: Option<wgpu::PipelineCache>,
     file: Option<PathBuf>,
@@ -37,19 +43,26 @@ struct Compiled {
 
 impl Pipelines {
     pub fn new(device: Arc<Device>) -> Self {
-        let params_layout = device.wgpu.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
-            label: Some("numbers"),
-            entries: &[wgpu::BindGroupLayoutEntry {
-                binding: 0,
-                visibility: wgpu::ShaderStages::COMPUTE,
-                ty: wgpu::BindingType::Buffer {
-                    ty: wgpu::BufferBindingType::Uniform,
-                    has_dynamic_offset: true,
-                    min_binding_size: wgpu::BufferSize::new(4 * MOST_PARAMS as u64),
-                },
-                count: None,
-            }],
-        });
+        let entry = |binding, ty, has_dynamic_offset, bytes| wgpu::BindGroupLayoutEntry {
+            binding,
+            visibility: wgpu::ShaderStages::COMPUTE,
+            ty: wgpu::BindingType::Buffer {
+                ty,
+                has_dynamic_offset,
+                min_binding_size: wgpu::BufferSize::new(bytes),
+            },
+            count: None,
+        };
+        let layout = |entries: &[wgpu::BindGroupLayoutEntry]| {
+            let label = Some("numbers");
+            device.wgpu.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label, entries })
+        };
+        let uniform = wgpu::BufferBindingType::Uniform;
+        let numbers = entry(0, uniform, true, 4 * MOST_PARAMS as u64);
+        let link = entry(1, uniform, true, LINK_BYTES);
+        let counters = entry(2, wgpu::BufferBindingType::Storage { read_only: false }, false, 4);
+        let params_layout = layout(&[numbers]);
+        let chain_layout = device.chains.then(|| layout(&[numbers, link, counters]));
         let file = device
             .wgpu
             .features()
@@ -65,7 +78,7 @@ impl Pipelines {
             // user's own; wgpu checks its header, and a driver must check the rest.
             unsafe { device.wgpu.create_pipeline_cache(&descriptor) }
         });
-        Self { device, params_layout, kept, file, compiled: Mutex::default() }
+        Self { device, params_layout, chain_layout, kept, file, compiled: Mutex::default() }
     }
 
     /// A kernel, compiled now if it is new.
@@ -84,7 +97,7 @@ impl Pipelines {
         debug_assert!(variant.declared(), "{}, {:?}", variant.kernel.name, variant.constants);
         let device = &self.device.wgpu;
         let name = variant.kernel.name;
-        let source = variant.source(self.device.subgroup);
+        let source = variant.source(self.device.subgroup, self.device.chains);
         let descriptor = wgpu::ShaderModuleDescriptor {
             label: Some(name),
             source: wgpu::ShaderSource::Wgsl(source.into()),
@@ -113,9 +126,10 @@ impl Pipelines {
             label: Some(name),
             entries: &entries,
         });
+        let chain = self.chain_layout.as_ref().filter(|_| variant.kernel.chains());
         let layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
             label: Some(name),
-            bind_group_layouts: &[Some(&buffers_layout), Some(&self.params_layout)],
+            bind_group_layouts: &[Some(&buffers_layout), Some(chain.unwrap_or(&self.params_layout))],
             immediate_size: 0,
         });
         let wgpu = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
@@ -135,6 +149,8 @@ impl Pipelines {
             buffers_layout,
             layout_id: (reads * 16 + writes) as u64,
             bindings: reads + writes,
+            reads,
+            chains: chain.is_some(),
         }
     }
 }

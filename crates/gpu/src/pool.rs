@@ -5,6 +5,9 @@
 //!
 //! What is recorded to be started later (`commands`) breaks that order: what others record meanwhile runs before it. So it has a shelf
 //! of buffers of its own until it is started: nobody is given one that it will still write. On a shelf the order is as ever.
+//!
+//! Where kernels wait for each other by themselves (`commands`), small buffers rest until the step is over before they are used again: a chain
+//! ends where it would write what it has touched.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,6 +17,9 @@ use std::thread::{self, ThreadId};
 use ::backend::{Error, Result};
 
 use crate::device::Device;
+
+/// Largest buffer that rests: more than what a token needs of anything but logits, and little enough for some hundreds.
+const RESTS: u64 = 512 << 10;
 
 const USAGE: wgpu::BufferUsages =
     wgpu::BufferUsages::STORAGE.union(wgpu::BufferUsages::COPY_SRC).union(wgpu::BufferUsages::COPY_DST);
@@ -30,6 +36,8 @@ pub(crate) struct Pool {
 pub(crate) struct Shelf {
     device: Arc<Device>,
     free: Mutex<BTreeMap<u64, Vec<Named>>>,
+    /// Small ones that return in this step, where they are to rest.
+    resting: Mutex<Vec<Named>>,
 }
 
 /// Shelves for what is started later.
@@ -61,19 +69,48 @@ fn size_for(len: u64) -> u64 {
 
 impl Shelf {
     fn new(device: Arc<Device>) -> Arc<Self> {
-        Arc::new(Self { device, free: Mutex::default() })
+        Arc::new(Self { device, free: Mutex::default(), resting: Mutex::default() })
     }
 
     fn free(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<Named>>> {
         // Lists of buffers, never half-changed.
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn resting(&self) -> MutexGuard<'_, Vec<Named>> {
+        self.resting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn put(&self, named: Named) {
+        if self.device.chains && named.buffer.size() <= RESTS {
+            self.resting().push(named);
+        } else {
+            self.free().entry(named.buffer.size()).or_default().push(named);
+        }
+    }
+
+    /// What has rested is free again, and is taken in the same order as before.
+    fn wake(&self) {
+        let resting = std::mem::take(&mut *self.resting());
+        if resting.is_empty() {
+            return;
+        }
+        let mut free = self.free();
+        for named in resting {
+            free.entry(named.buffer.size()).or_default().push(named);
+        }
+        for same in free.range_mut(..=RESTS).map(|(_, same)| same) {
+            same.sort_by_key(|named| std::cmp::Reverse(named.id));
+        }
+    }
 }
 
 impl Drop for Shelf {
     /// At the end, or when a recorded step was not started.
     fn drop(&mut self) {
-        let bytes = self.free().values().flatten().map(|named| named.buffer.size()).sum();
+        let free = self.free();
+        let bytes = free.values().flatten().chain(&*self.resting()).map(|named| named.buffer.size()).sum();
+        drop(free);
         self.device.used.fetch_sub(bytes, Ordering::Relaxed);
         self.device.stale.store(true, Ordering::Relaxed);
     }
@@ -94,12 +131,18 @@ impl Pool {
     pub fn set_apart(&self) {
         let mut apart = self.apart();
         let shelf = apart.idle.pop().unwrap_or_else(|| Shelf::new(self.device.clone()));
+        shelf.wake();
         apart.used.insert(thread::current().id(), shelf);
     }
 
     /// From now on they come from the common one again. The other is returned, to be given back when the order is right again.
     pub fn rejoin(&self) -> Option<Arc<Shelf>> {
         self.apart().used.remove(&thread::current().id())
+    }
+
+    /// A step is over, one that is not recorded for later.
+    pub fn wake(&self) {
+        self.common.wake();
     }
 
     pub fn give_back(&self, shelf: Arc<Shelf>) {
@@ -213,6 +256,11 @@ impl Buffer {
         })
     }
 
+    /// Whether it is for activations.
+    pub fn is_pooled(&self) -> bool {
+        matches!(self.whole.home, Home::Shelf(_))
+    }
+
     /// Equal for the same place in the same buffer.
     pub fn id(&self) -> [u64; 2] {
         [self.named().id, self.offset]
@@ -223,7 +271,7 @@ impl Drop for Whole {
     fn drop(&mut self) {
         match (&self.home, self.named.take()) {
             (Home::Shelf(shelf), Some(named)) => {
-                shelf.free().entry(named.buffer.size()).or_default().push(named);
+                shelf.put(named);
             }
             (Home::System(device), Some(named)) => {
                 device.used.fetch_sub(named.buffer.size(), Ordering::Relaxed);

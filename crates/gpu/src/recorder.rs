@@ -5,7 +5,7 @@
 //! token. wgpu puts a barrier between dispatches only where one touches what another writes.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 
 use ::backend::{Error, OperationTime, Result};
 
-use crate::commands::{Capture, Commands, FIRST_SUBMISSION, PER_SUBMISSION, Segment};
+use crate::chain::{self, LINK_WORDS};
+use crate::commands::{Capture, Commands, FIRST_SUBMISSION, Finished, PER_SUBMISSION, Segment};
 use crate::device::Device;
-use crate::pipelines::Pipeline;
+use crate::pipelines::{Pipeline, Pipelines};
 use crate::pool::Buffer;
 use crate::profile::Clock;
 use crate::upload::Gate;
@@ -32,18 +33,33 @@ const MOST_GROUPS: usize = 8192;
 /// Numbers a kernel takes at most.
 pub(crate) const MOST_PARAMS: usize = 32;
 
+/// Bytes of what a kernel in a chain takes beside them.
+pub(crate) const LINK_BYTES: u64 = 4 * LINK_WORDS.next_multiple_of(4) as u64;
+
 pub(crate) struct Recorder {
     device: Arc<Device>,
     /// What weights wait behind: nothing may run before they have arrived.
     gate: Arc<Gate>,
     params: wgpu::Buffer,
     params_group: wgpu::BindGroup,
-    /// Bytes from one slot of numbers to the next.
+    /// Where kernels wait for each other by themselves.
+    chain: Option<Counters>,
+    /// Bytes from one slot of numbers to the next, and from its beginning to its link.
     stride: u32,
+    link_at: u32,
     state: Mutex<State>,
     dispatches: AtomicU64,
     /// What the last read came back in.
     staging: Mutex<Option<wgpu::Buffer>>,
+}
+
+/// What kernels take that wait for each other by themselves.
+struct Counters {
+    group: wgpu::BindGroup,
+    /// For each dispatch of a submission, workgroups that have finished, ever; behind them, how often one gave up.
+    counters: wgpu::Buffer,
+    /// How often that had happened when somebody looked last.
+    gave_up: AtomicU32,
 }
 
 #[derive(Default)]
@@ -57,6 +73,8 @@ struct State {
     /// What threads record for later: theirs alone, however many record at the same time.
     captures: HashMap<ThreadId, Capture>,
     groups: HashMap<Vec<u64>, wgpu::BindGroup>,
+    /// What counters of workgroups will be when all that was sent has run.
+    counts: Vec<u32>,
     /// Present when times are wanted.
     clock: Option<Clock>,
 }
@@ -79,32 +97,45 @@ pub(crate) struct Copy {
 }
 
 impl Recorder {
-    pub fn new(device: Arc<Device>, gate: Arc<Gate>, layout: &wgpu::BindGroupLayout, profile: bool) -> Self {
-        let stride = (4 * MOST_PARAMS as u32)
-            .next_multiple_of(device.wgpu.limits().min_uniform_buffer_offset_alignment);
+    pub fn new(device: Arc<Device>, gate: Arc<Gate>, pipelines: &Pipelines, profile: bool) -> Self {
+        let align = device.wgpu.limits().min_uniform_buffer_offset_alignment;
+        let link_at = (4 * MOST_PARAMS as u32).next_multiple_of(align);
+        let stride = link_at + if device.chains { (LINK_BYTES as u32).next_multiple_of(align) } else { 0 };
         let params = device.wgpu.create_buffer(&wgpu::BufferDescriptor {
             label: Some("numbers"),
             size: u64::from(stride) * PER_SUBMISSION as u64,
             usage: wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST,
             mapped_at_creation: false,
         });
-        let params_group = device.wgpu.create_bind_group(&wgpu::BindGroupDescriptor {
-            label: None,
-            layout,
-            entries: &[wgpu::BindGroupEntry {
-                binding: 0,
-                resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
-                    buffer: &params,
-                    offset: 0,
-                    size: wgpu::BufferSize::new(4 * MOST_PARAMS as u64),
-                }),
-            }],
+        let part = |binding, bytes| wgpu::BindGroupEntry {
+            binding,
+            resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+                buffer: &params,
+                offset: 0,
+                size: wgpu::BufferSize::new(bytes),
+            }),
+        };
+        let group = |layout, entries: &[wgpu::BindGroupEntry<'_>]| {
+            device.wgpu.create_bind_group(&wgpu::BindGroupDescriptor { label: None, layout, entries })
+        };
+        let numbers = part(0, 4 * MOST_PARAMS as u64);
+        let params_group = group(&pipelines.params_layout, std::slice::from_ref(&numbers));
+        let chain = pipelines.chain_layout.as_ref().map(|layout| {
+            let counters = device.wgpu.create_buffer(&wgpu::BufferDescriptor {
+                label: Some("finished workgroups"),
+                size: 4 * (PER_SUBMISSION as u64 + 1),
+                usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC,
+                mapped_at_creation: false,
+            });
+            let all = wgpu::BindGroupEntry { binding: 2, resource: counters.as_entire_binding() };
+            let group = group(layout, &[numbers, part(1, LINK_BYTES), all]);
+            Counters { group, counters, gave_up: AtomicU32::new(0) }
         });
         let clock = profile.then(|| Clock::new(&device, PER_SUBMISSION)).flatten();
-        let state = Mutex::new(State { clock, ..State::default() });
+        let state = Mutex::new(State { clock, counts: vec![0; PER_SUBMISSION], ..State::default() });
         let dispatches = AtomicU64::new(0);
         let staging = Mutex::default();
-        Self { device, gate, params, params_group, stride, state, dispatches, staging }
+        Self { device, gate, params, params_group, chain, stride, link_at, state, dispatches, staging }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -152,12 +183,17 @@ impl Recorder {
         let offset = commands.recorded as u32 * self.stride;
         commands.numbers.resize(offset as usize, 0);
         commands.numbers.extend(numbers.iter().flat_map(|n| n.to_ne_bytes()));
-        commands.recorded += 1;
+        commands.add(pipeline, buffers, grid.iter().product(), clock.is_some());
         let pass = commands.pass(&self.device);
         let record = |pass: &mut wgpu::ComputePass<'static>| {
             pass.set_pipeline(&pipeline.wgpu);
             pass.set_bind_group(0, &*group, &[]);
-            pass.set_bind_group(1, &self.params_group, &[offset]);
+            match &self.chain {
+                Some(chain) if pipeline.chains => {
+                    pass.set_bind_group(1, &chain.group, &[offset, offset + self.link_at]);
+                }
+                _ => pass.set_bind_group(1, &self.params_group, &[offset]),
+            }
             pass.dispatch_workgroups(grid[0], grid[1], grid[2]);
         };
         match clock {
@@ -232,8 +268,8 @@ impl Recorder {
         }
         state.before = state.commands.recorded;
         state.submitted += 1;
-        let (numbers, commands) = state.commands.finish(&self.device);
-        self.send(&numbers, commands);
+        let finished = state.commands.finish(&self.device);
+        self.send(finished, &mut state.counts);
         if let Some(clock) = &mut state.clock {
             clock.collect(&self.device);
         }
@@ -242,9 +278,16 @@ impl Recorder {
         }
     }
 
-    fn send(&self, numbers: &[u8], commands: wgpu::CommandBuffer) {
+    fn send(&self, finished: Finished, counts: &mut [u32]) {
+        let Finished { mut numbers, links, commands } = finished;
+        let patience = chain::patience(self.device.adapter.software);
+        for (own, words) in chain::words(&links, counts, patience) {
+            let at = own * self.stride as usize + self.link_at as usize;
+            numbers.resize(numbers.len().max(at + LINK_BYTES as usize), 0);
+            numbers[at..][..4 * LINK_WORDS].copy_from_slice(bytemuck::cast_slice(&words));
+        }
         self.gate.wait();
-        self.device.queue.write_buffer(&self.params, 0, numbers);
+        self.device.queue.write_buffer(&self.params, 0, &numbers);
         self.device.queue.submit([commands]);
     }
 
@@ -276,7 +319,7 @@ impl Recorder {
             for (buffer, bytes) in &segment.writes {
                 self.device.queue.write_buffer(buffer.wgpu(), buffer.offset(), bytes);
             }
-            self.send(&segment.numbers, segment.commands);
+            self.send(segment.finished, &mut state.counts);
         }
         state.before = PER_SUBMISSION;
         state.submitted += 1;
@@ -295,7 +338,7 @@ impl Recorder {
             ));
         }
         let total: u64 = wanted.iter().map(|(_, len)| len.next_multiple_of(8)).sum();
-        let staging = self.staging(total.max(8))?;
+        let staging = self.staging(total + 8)?;
         self.encode(|encoder| {
             let mut to = 0;
             for (buffer, len) in wanted {
@@ -304,6 +347,9 @@ impl Recorder {
                     encoder.copy_buffer_to_buffer(buffer.wgpu(), buffer.offset(), &staging, to, len);
                 }
                 to += len.next_multiple_of(8);
+            }
+            if let Some(Counters { counters, .. }) = &self.chain {
+                encoder.copy_buffer_to_buffer(counters, 4 * PER_SUBMISSION as u64, &staging, to, 4);
             }
         });
         self.submit();
@@ -359,10 +405,17 @@ impl Recorder {
             from += len.next_multiple_of(8) as usize;
             bytes
         });
+        let gave_up = self.chain.as_ref().is_some_and(|chain| {
+            let count = u32::from_ne_bytes(view[from..from + 4].try_into().expect("four bytes"));
+            chain.gave_up.swap(count, Ordering::Relaxed) != count
+        });
         drop(view);
         staging.unmap();
         if staging.size() <= KEPT_BYTES {
             *self.staging.lock().unwrap_or_else(PoisonError::into_inner) = Some(staging);
+        }
+        if gave_up {
+            return Err(broken("a kernel waited for another one for seconds, in vain".into()));
         }
         Ok(bytes)
     }
@@ -379,6 +432,17 @@ impl Recorder {
         // Not worth counting on its room.
         self.device.used.fetch_sub(size, Ordering::Relaxed);
         Ok(staging)
+    }
+
+    /// Lets kernels wait for workgroups that there are not.
+    #[cfg(test)]
+    pub fn expect_more(&self) {
+        self.state().counts.iter_mut().for_each(|count| *count = count.wrapping_add(1));
+    }
+
+    #[cfg(test)]
+    pub fn expect_less(&self) {
+        self.state().counts.iter_mut().for_each(|count| *count = count.wrapping_sub(1));
     }
 
     /// Seconds that the device takes for what `run` records, which must fit one submission.

@@ -28,6 +28,11 @@ impl Kernel {
     pub fn values(&self, name: &str) -> &'static [u32] {
         self.constants.iter().find(|(n, _)| *n == name).map_or(&[], |(_, values)| values)
     }
+
+    /// Whether it can wait for the one in front by itself.
+    pub fn chains(&self) -> bool {
+        self.pieces.contains(&Chain)
+    }
 }
 
 /// What a kernel is put together from.
@@ -93,6 +98,8 @@ enum Piece {
     Rank,
     /// The best of all threads' candidates.
     Best,
+    /// Waiting for the kernel in front.
+    Chain,
 }
 
 use Piece::*;
@@ -128,7 +135,7 @@ pub(crate) mod kernels {
         ATTENTION_GROUP = "attention_group", [], 4 => 1, [256], "KEY_SLICES" in [2, 4, 8, 10], "VALUE_SLICES" in [1, 2, 4],
             "MATRICES" in [1];
         ATTENTION_MERGE = "attention_merge", [], 2 => 1, [256];
-        ATTENTION_HEADS = "attention_heads", [Lanes, Store, Fours, Attend, Turn, Sum, Rms], 4 => 3, [256, 512], "LANES" in [8],
+        ATTENTION_HEADS = "attention_heads", [Chain, Lanes, Store, Fours, Attend, Turn, Sum, Rms], 4 => 3, [256, 512], "LANES" in [8],
             "HALF" in [0, 1], "ROWS" in [1], "KEY_STEPS" in [1, 2, 4, 8, 16], "VALUE_LANES" in [8, 16, 32, 64, 128],
             "QUERY_QUADS" in [1], "EACH" in [1, 2, 4, 8];
         ATTENTION_STEP = "attention_step", [Lanes, Store, Fours, Attend], 5 => 1, [256], "LANES" in [8], "HALF" in [0, 1],
@@ -137,7 +144,7 @@ pub(crate) mod kernels {
         ATTENTION_TILES = "attention_tiles", [Seen], 4 => 1, [256], "SLICES" in [1, 2, 4, 8], "MATRICES" in [1];
         COMBINE = "combine", [], 4 => 1, [128];
         COMBINE_NORM = "combine_norm", [Sum, Rms], 4 => 1, [64, 256, 1024];
-        COMBINE_NORM_ADD = "combine_norm_add", [Sum, Rms], 6 => 1, [64, 256, 1024], "LONG" in [0, 1];
+        COMBINE_NORM_ADD = "combine_norm_add", [Chain, Sum, Rms], 6 => 1, [64, 256, 1024], "LONG" in [0, 1];
         CONV = "conv", [Conv], 3 => 1, [128];
         CONV_STEP = "conv_step", [Conv], 2 => 2, [128];
         CONV_WINDOW = "conv_window", [Conv], 1 => 1, [128];
@@ -146,9 +153,9 @@ pub(crate) mod kernels {
         EXPERT_TILES = "expert_tiles", [], 1 => 1, [256];
         EXPERTS_DOWN = "experts_down", [Codes, Input, Totals], 5 => 1, [128], "ROWS" in [4],
             "ALIGNED" in [0, 1];
-        EXPERTS_DOWN_ROUNDED = "experts_down_rounded", [WholeCodes, Totals], 5 => 1,
+        EXPERTS_DOWN_ROUNDED = "experts_down_rounded", [Chain, WholeCodes, Totals], 5 => 1,
             [32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 512], "ROWS" in [4], "LONG" in [0, 1];
-        EXPERTS_UP_ROUNDED = "experts_up_rounded", [Lanes, Quads, WholeCodes, Rounding, Rounded, Order, Choose, Sum, Activation],
+        EXPERTS_UP_ROUNDED = "experts_up_rounded", [Chain, Lanes, Quads, WholeCodes, Rounding, Rounded, Order, Choose, Sum, Activation],
             5 => 2, [256, 512], "LANES" in [32], "STEPS" in [2, 3, 4], "ROWS" in [2, 4], "KEYS" in [2, 4, 8, 16], "LONG" in [0, 1],
             "BLOCKS" in [1, 2], "ACTIVATION" in [0, 1], "DOWN" in [4, 8];
         EXPERTS_TILED = "experts_tiled", [Codes, Input, Tile, Activation], 6 => 1, [256], "SHARE" in [1, 2, 4, 8],
@@ -163,15 +170,15 @@ pub(crate) mod kernels {
         GDN_GATES = "gdn_gates", [Gates], 4 => 2, [128];
         GDN_QK_NORM = "gdn_qk_norm", [Sum], 1 => 1, [64, 256, 1024];
         GDN_SCAN = "gdn_scan", [Delta, Chunk], 2 => 2, [128];
-        GDN_STEP = "gdn_step", [Lanes, Gates], 5 => 3, [128], "LANES" in [16], "QUADS" in [1, 2], "TAPS" in [1, 2, 3, 4];
+        GDN_STEP = "gdn_step", [Chain, Lanes, Gates], 5 => 3, [128], "LANES" in [16], "QUADS" in [1, 2], "TAPS" in [1, 2, 3, 4];
         GLU = "glu", [Activation], 2 => 1, [128], "ACTIVATION" in [0, 1];
         HALVES = "halves", [], 2 => 2, [256], "MATRICES" in [1];
         HEAD_TILES = "head_tiles", [], 0 => 2, [128];
         HEADS = "heads", [Codes, Input, Totals], 3 => 1, [64], "ROWS" in [4], "ALIGNED" in [0, 1];
-        HEADS_MERGED = "heads_merged", [Codes, Totals], 3 => 1, [64, 128], "ROWS" in [4];
+        HEADS_MERGED = "heads_merged", [Chain, Codes, Totals], 3 => 1, [64, 128], "ROWS" in [4, 8];
         HEADS_STEP = "heads_step", [Store, Turn, Sum, Rms], 4 => 3, [128], "HALF" in [0, 1], "EACH" in [1, 2, 4, 8];
         HEADS_TURNED = "heads_turned", [Codes], 3 => 1, [64];
-        LATENT_HEADS = "latent_heads", [WholeCodes, Lanes, Quads, Rounding, Store, Fours, Attend, LatentTurn, Sum, Rms], 6 => 2, [256, 512], "LANES" in [8, 16],
+        LATENT_HEADS = "latent_heads", [Chain, WholeCodes, Lanes, Quads, Rounding, Store, Fours, Attend, LatentTurn, Sum, Rms], 6 => 2, [256, 512], "LANES" in [8, 16],
             "HALF" in [0, 1], "ROWS" in [1], "KEY_STEPS" in [1, 2, 4, 5, 9, 18], "VALUE_LANES" in [8, 16, 32, 64, 128],
             "QUERY_QUADS" in [1];
         LATENT_STEP = "latent_step", [Store, LatentTurn, Sum, Rms], 4 => 3, [128], "HALF" in [0, 1];
@@ -179,10 +186,10 @@ pub(crate) mod kernels {
             "ALIGNED" in [0, 1];
         MATVEC = "matvec", [Linear, Codes, Input, Totals], 5 => 1, [32, 128, 256], "ROWS" in [4], "TOKENS" in [1, 2, 4, 8],
             "ALIGNED" in [0, 1];
-        MATVEC_ROUNDED = "matvec_rounded", [Lanes, Quads, WholeCodes, Rounding, Rounded, RoundedInput, Sum, Rms, Digits, Activation], 7 => 1, [256, 512],
+        MATVEC_ROUNDED = "matvec_rounded", [Chain, Lanes, Quads, WholeCodes, Rounding, Rounded, RoundedInput, Sum, Rms, Digits, Activation], 7 => 1, [256, 512],
             "LANES" in [8, 32], "STEPS" in [1, 2, 3, 4], "ROWS" in [1, 2, 4], "INPUT" in [0, 1, 2, 3], "LONG" in [0, 1],
             "GATED" in [0, 1], "ACTIVATION" in [0, 1], "DIGITS" in [0, 1];
-        NORM_MATVEC = "norm_matvec", [Codes, Totals, Quads, Rounding, Sum, Rms, Digits], 6 => 1, [256], "ROWS" in [2];
+        NORM_MATVEC = "norm_matvec", [Chain, Codes, Totals, Quads, Rounding, Sum, Rms, Digits], 6 => 1, [256], "ROWS" in [2];
         NORM_ADD = "norm_add", [Residual, Sum, Rms], 4 => 1, [64, 256, 1024];
         PART_OF_HEADS = "part_of_heads", [], 1 => 1, [128];
         RMS_NORM = "rms_norm", [Sum, Rms], 2 => 1, [64, 256, 1024];
@@ -237,8 +244,9 @@ impl Variant {
         self.constant("MATRICES") == Some(1)
     }
 
-    /// The whole text, for a device whose subgroups have at least so many threads, 0 where there are none.
-    pub fn source(&self, subgroup: u32) -> String {
+    /// The whole text, for a device whose subgroups have at least so many threads, 0 where there are none, and on which kernels wait for each other or
+    /// do not.
+    pub fn source(&self, subgroup: u32, chains: bool) -> String {
         let subgroups = subgroup > 0;
         macro_rules! piece {
             ($name:literal) => {
@@ -321,6 +329,8 @@ impl Variant {
                 Order => text.push_str(piece!("pieces/order")),
                 Rank => text.push_str(piece!("pieces/rank")),
                 Best => text.push_str(piece!("pieces/best")),
+                Chain if chains => text.push_str(piece!("pieces/chain")),
+                Chain => text.push_str(piece!("pieces/chain_none")),
             }
         }
         text.push_str(self.kernel.text);
@@ -516,7 +526,7 @@ mod tests {
                     continue;
                 }
                 let capabilities = if variant.matrices() { CAPABILITIES | MATRICES } else { CAPABILITIES };
-                let source = variant.source(subgroup);
+                let source = variant.source(subgroup, subgroup == 32);
                 let name = format!("{} {:?} {:?}", variant.kernel.name, variant.format, variant.constants);
                 let module = naga::front::wgsl::parse_str(&source)
                     .unwrap_or_else(|e| panic!("{name}: {}", e.emit_to_string(&source)));

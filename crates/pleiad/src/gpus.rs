@@ -59,8 +59,8 @@ mod found {
             NumericsChoice::Exact => Numerics::Exact,
         };
         let streaming = plan.map(|plan| Streaming { part: plan.part(), store: store_options(plan) });
-        let profile = args.profile;
-        Ok(Gpu::new(&Options { adapter, numerics, profile, streaming, ..Options::default() })?)
+        let (profile, chains) = (args.profile, args.gpu_chains);
+        Ok(Gpu::new(&Options { adapter, numerics, profile, chains, streaming, ..Options::default() })?)
     }
 
     /// Opens the GPU that was asked for, or the best that is not software.

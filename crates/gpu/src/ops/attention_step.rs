@@ -32,6 +32,7 @@ const LATENT_THREADS: u32 = 512;
 const LATENT_LANES: usize = 16;
 const LATENT_BUSY: usize = 128;
 const MERGED_ROWS: usize = 4;
+const MERGED_ROWS_IN_CHAINS: usize = 8;
 
 /// On matrix units: positions of a workgroup, rows of queries and the fewest of them that are worth it, channels of a slice of keys and of values.
 const GROUP_SPLIT: usize = 128;
@@ -403,12 +404,13 @@ impl Gpu {
 
         let (stack, y) = (&unembed.stack, self.tensor(1, spec.heads * unembed.rows)?);
         let part = &stack.parts[0];
+        let merged_rows = if self.device.chains { MERGED_ROWS_IN_CHAINS } else { MERGED_ROWS };
         let variant = Variant::new(&kernels::HEADS_MERGED, out_threads)
             .format(stack.format)
-            .with("ROWS", MERGED_ROWS as u32);
+            .with("ROWS", merged_rows as u32);
         let rest = [unembed.rows, spec.heads, splits].map(|n| n as u32);
         let numbers: Vec<u32> = stack.numbers().into_iter().chain(rest).collect();
-        let grid = [unembed.rows.div_ceil(MERGED_ROWS) as u32, spec.heads as u32, 1];
+        let grid = [unembed.rows.div_ceil(merged_rows) as u32, spec.heads as u32, 1];
         self.run(&variant, &[&part.codes, &part.scales, &partial, y.buffer()], &numbers, grid);
         Ok(Some(y))
     }

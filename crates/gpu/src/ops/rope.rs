@@ -74,6 +74,8 @@ impl Gpu {
 
     /// The same for tokens that are there.
     pub(crate) fn positions_of(&self, tokens: Buffer, spans: &[Span]) -> Result<Positions> {
+        // A step begins.
+        self.pool.wake();
         let mut places = Vec::new();
         let mut values = Vec::new();
         for spec in self.ropes.all() {

@@ -168,7 +168,12 @@ impl Gpu {
             _ => halves,
         };
         let long_row = stack.cols / GROUP > lanes * steps;
-        let many = if rows.len() < MANY_ROWS { MANY } else { MANY_OF_MANY_ROWS };
+        let many = match rows.len() {
+            MANY_ROWS.. => MANY_OF_MANY_ROWS,
+            // Where kernels wait for each other, as many threads.
+            _ if self.device.chains => MANY * THREADS / threads,
+            _ => MANY,
+        };
         let variant = Variant::new(&kernels::MATVEC_ROUNDED, threads as u32)
             .format(stack.format)
             .with("LANES", lanes as u32)
@@ -202,7 +207,8 @@ impl Gpu {
                 x.buffer(),
                 w.buffer(),
                 z.buffer(),
-                besides.bias.unwrap_or(x).buffer(),
+                // What nobody writes: it is loaded before inputs are there.
+                besides.bias.map_or(&part.scales, Tensor::buffer),
                 beside.buffer(),
                 y.buffer(),
             ];

@@ -9,8 +9,9 @@ use crate::recurrent::{floats, numbers};
 use crate::shader::{Variant, kernels};
 use crate::{Gpu, Tensor};
 
-/// Values of a block: what a workgroup looks through again and again.
+/// Values of a block: what a workgroup looks through again and again, and if it does so only once.
 const BLOCK: usize = 4096;
+const BLOCK_OF_ONE: usize = 1024;
 
 /// Most values that are looked for on the device: each costs a pass.
 const MOST: usize = 128;
@@ -46,11 +47,12 @@ impl Gpu {
     /// Finds the `k` largest values of each row; their columns go into `ids`.
     fn largest_of(&self, x: &Tensor, k: usize, ids: &Buffer) -> Result<Buffer> {
         let Shape { rows, cols } = x.shape();
-        let blocks = cols.div_ceil(BLOCK);
+        let block = if k == 1 { BLOCK_OF_ONE } else { BLOCK };
+        let blocks = cols.div_ceil(block);
         let results = |blocks: usize| self.pool.take(4 * (rows * blocks * k) as u64);
         let find = |again: u32| Variant::new(&kernels::TOP, 256).with("AGAIN", again);
         let values = results(blocks)?;
-        let sizes = [rows, cols, BLOCK, blocks, k].map(|n| n as u32);
+        let sizes = [rows, cols, block, blocks, k].map(|n| n as u32);
         let first_ids = if blocks > 1 { &results(blocks)? } else { ids };
         self.run(&find(0), &[x.buffer(), x.buffer(), first_ids, &values], &sizes, folded(rows * blocks));
         if blocks == 1 {

@@ -74,7 +74,7 @@ fn write(k: u32, query_head: u32, place: Place) {
         if channel < params.value_width {
             var value = published_result(0u, i) / sum;
             if params.gated != 0u {
-                value *= sigmoid(x[query_head * params.stride + params.width + channel]);
+                value *= sigmoid(x[ready(query_head * params.stride + params.width + channel)]);
             }
             y[query_head * params.value_width + channel] = value;
         }
@@ -97,14 +97,12 @@ fn main(place: Place) {
         query_head * params.stride,
         is_query,
     );
-    // Everything is asked for before anything is waited for.
+    // What does not come from the kernel before is asked for first.
     var raw: array<f32, EACH>;
     var norms: array<vec2<f32>, EACH>;
     for (var i = 0u; i < EACH; i++) {
-        let c = i * SPAN + own;
-        raw[i] = x[begin + min(c, width - 1u)];
-        let at = min(c, params.width - 1u);
-        norms[i] = vec2(q_norm[at], k_norm[at]);
+        let c = min(i * SPAN + own, params.width - 1u);
+        norms[i] = vec2(q_norm[c], k_norm[c]);
     }
     var turns: array<vec4<f32>, TWOS>;
     for (var i = 0u; i < TWOS; i++) {
@@ -112,6 +110,10 @@ fn main(place: Place) {
         turns[i] = vec4(angles[params.first_angle + pair_of(c)], angles[params.first_angle + pair_of(c + 1u)]);
     }
     load_key(min(params.begin + team_of(place), params.position), head, place);
+    wait_for_inputs(place);
+    for (var i = 0u; i < EACH; i++) {
+        raw[i] = x[ready(begin + min(i * SPAN + own, width - 1u))];
+    }
     var squares = vec2(0.0);
     for (var i = 0u; i < EACH; i++) {
         squares += select(vec2(0.0), squares_of(raw[i]), i * SPAN + own < width);
@@ -177,4 +179,5 @@ fn main(place: Place) {
             values[slot * params.value_fours + place.thread] = new_value[place.thread];
         }
     }
+    announce(place);
 }

@@ -15,12 +15,7 @@ struct Params {
 @group(0) @binding(5) var<storage, read> w: array<f32>;
 @group(0) @binding(6) var<storage, read_write> y: array<f32>;
 
-@compute @workgroup_size(THREADS)
-fn main(place: Place) {
-    let row = folded(place);
-    if row >= params.rows {
-        return;
-    }
+fn combine(row: u32, place: Place) {
     let start = row * params.width;
     // What comes first is asked for at once and kept.
     var held: array<vec2<f32>, HELD>;
@@ -28,9 +23,13 @@ fn main(place: Place) {
     var held_r: array<f32, HELD>;
     for (var i = 0u; i < HELD; i++) {
         let c = min(i * THREADS + place.thread, params.width - 1u);
-        held[i] = vec2(a[start + c], b[start + c]);
         held_w[i] = vec3(wa[c], wb[c], w[c]);
-        held_r[i] = r[start + c];
+    }
+    wait_for_inputs(place);
+    for (var i = 0u; i < HELD; i++) {
+        let c = min(i * THREADS + place.thread, params.width - 1u);
+        held[i] = vec2(a[ready(start + c)], b[ready(start + c)]);
+        held_r[i] = r[ready(start + c)];
     }
     var squares_a = vec2(0.0);
     var squares_b = vec2(0.0);
@@ -40,8 +39,8 @@ fn main(place: Place) {
         squares_b += select(vec2(0.0), squares_of(held[i].y), real);
     }
     for (var c = HELD * THREADS + place.thread; LONG == 1u && c < params.width; c += THREADS) {
-        squares_a += squares_of(a[start + c]);
-        squares_b += squares_of(b[start + c]);
+        squares_a += squares_of(a[ready(start + c)]);
+        squares_b += squares_of(b[ready(start + c)]);
     }
     let inverse_a = inverse_rms(squares_a, params.width, params.eps, place);
     let inverse_b = inverse_rms(squares_b, params.width, params.eps, place);
@@ -51,7 +50,7 @@ fn main(place: Place) {
         squares += select(vec2(0.0), squares_of(held[i].x), i * THREADS + place.thread < params.width);
     }
     for (var c = HELD * THREADS + place.thread; LONG == 1u && c < params.width; c += THREADS) {
-        squares += squares_of(a[start + c] * inverse_a * wa[c] + b[start + c] * inverse_b * wb[c]);
+        squares += squares_of(a[ready(start + c)] * inverse_a * wa[c] + b[ready(start + c)] * inverse_b * wb[c]);
     }
     let inverse = inverse_rms(squares, params.width, params.eps, place);
     for (var i = 0u; i < HELD; i++) {
@@ -61,7 +60,17 @@ fn main(place: Place) {
         }
     }
     for (var c = HELD * THREADS + place.thread; LONG == 1u && c < params.width; c += THREADS) {
-        let both = a[start + c] * inverse_a * wa[c] + b[start + c] * inverse_b * wb[c];
-        y[start + c] = (r[start + c] + both * inverse * w[c]) * params.factor;
+        let both = a[ready(start + c)] * inverse_a * wa[c] + b[ready(start + c)] * inverse_b * wb[c];
+        y[start + c] = (r[ready(start + c)] + both * inverse * w[c]) * params.factor;
     }
+}
+
+@compute @workgroup_size(THREADS)
+fn main(place: Place) {
+    if folded(place) < params.rows {
+        combine(folded(place), place);
+    } else {
+        wait_for_inputs(place);
+    }
+    announce(place);
 }

@@ -27,7 +27,8 @@ fn main(place: Place) {
     let per = params.eights / 4u;
     let groups = params.slots * per;
     let last = params.expert_rows - 1u;
-    let beside = residual[params.has_residual * min(first + min(place.thread, ROWS - 1u), last)];
+    wait_for_inputs(place);
+    let beside = residual[ready(params.has_residual * min(first + min(place.thread, ROWS - 1u), last))];
     for (var r = 0u; r < ROWS; r++) {
         totals[r] = 0.0;
     }
@@ -36,10 +37,10 @@ fn main(place: Place) {
         let real = start + place.thread < groups;
         let group = min(start + place.thread, groups - 1u);
         let slot = group / per;
-        let expert = routes[slot];
-        let weight = select(0.0, bitcast<f32>(routes[params.slots + slot]), real);
-        let input = Digits(h[4u * group], h[4u * group + 1u], h[4u * group + 2u], h[4u * group + 3u]);
-        let own_scales = h[4u * groups + group];
+        let expert = routes[ready(slot)];
+        let weight = select(0.0, bitcast<f32>(routes[ready(params.slots + slot)]), real);
+        let input = Digits(h[ready(4u * group)], h[ready(4u * group + 1u)], h[ready(4u * group + 2u)], h[ready(4u * group + 3u)]);
+        let own_scales = h[ready(4u * groups + group)];
         var held: array<Codes, ROWS>;
         var pairs: array<vec2<f32>, ROWS>;
         for (var r = 0u; r < ROWS; r++) {
@@ -58,4 +59,5 @@ fn main(place: Place) {
     if place.thread < ROWS && first + place.thread <= last {
         y[first + place.thread] = total(place.thread, place) + select(0.0, beside, params.has_residual != 0u);
     }
+    announce(place);
 }

@@ -45,9 +45,9 @@ var<workgroup> results: array<f32, RESULTS>;
 // Asks for groups `first .. first + count` of the input.
 fn load_digits(first: u32, count: u32, place: Place) {
     for (var n = 0u; n < EACH; n++) {
-        raw[n] = x[4u * first + min(n * THREADS + place.thread, 4u * count - 1u)];
+        raw[n] = x[ready(4u * first + min(n * THREADS + place.thread, 4u * count - 1u))];
     }
-    raw_scales = x[params.eights + min((first + 2u * place.thread) / 2u, params.eights / 8u)];
+    raw_scales = x[ready(params.eights + min((first + 2u * place.thread) / 2u, params.eights / 8u))];
 }
 
 // Puts them where all threads find them, who then have to wait for each other. Groups beyond the last weigh nothing.
@@ -79,16 +79,16 @@ fn with_bias(logit: f32, e: u32) -> f32 {
 // What an expert weighs, but for what is common to all.
 fn share_of(e: u32, largest: f32) -> f32 {
     if params.kind == 1u {
-        return sigmoid(logits[e]);
+        return sigmoid(logits[ready(e)]);
     }
-    return exp(logits[e] - largest);
+    return exp(logits[ready(e)] - largest);
 }
 
 // All threads of the workgroup must call it.
 fn write_routes(place: Place) {
     let k = index_of(place);
     let e = chosen_by(min(k, params.top_k - 1u), place);
-    let largest = logits[best_chosen(place)];
+    let largest = logits[ready(best_chosen(place))];
     let share = share_of(e, largest);
     var sum = 1.0;
     if params.renormalise != 0u {
@@ -107,7 +107,7 @@ fn write_routes(place: Place) {
         routes[params.slots + k] = bitcast<u32>(select(weight, weight * per_expert[e], params.kind == 2u));
     } else if k < params.slots {
         routes[k] = params.experts;
-        routes[params.slots + k] = bitcast<u32>(select(1.0, sigmoid(logits[params.gate_at]), params.gated != 0u));
+        routes[params.slots + k] = bitcast<u32>(select(1.0, sigmoid(logits[ready(params.gate_at)]), params.gated != 0u));
     }
 }
 
@@ -175,16 +175,16 @@ fn write_results(slot: u32, first_result: u32, place: Place) {
     let index = index_of(place);
     let sixteen = index / 4u;
     let whole = sixteen < RESULTS / 16u && index % 4u < 2u;
-    let at = select(0u, 16u * sixteen + 8u * (index % 4u), whole);
+    let first = select(0u, 16u * sixteen + 8u * (index % 4u), whole);
     var v = Eight(vec4(0.0), vec4(0.0));
     if whole {
-        v.a = vec4(results[at], results[at + 1u], results[at + 2u], results[at + 3u]);
-        v.b = vec4(results[at + 4u], results[at + 5u], results[at + 6u], results[at + 7u]);
+        v.a = vec4(results[first], results[first + 1u], results[first + 2u], results[first + 3u]);
+        v.b = vec4(results[first + 4u], results[first + 5u], results[first + 6u], results[first + 7u]);
     }
     let rounded = rounded_eight(v, DOWN, place);
     // Half of the rows of an expert are results; they are whole sixteens.
     let width = params.expert_rows / 2u;
-    let result = first_result + at;
+    let result = first_result + first;
     if whole && result < width {
         let eight = (slot * width + result) / 8u;
         h[2u * eight] = rounded.digits.xy;
@@ -199,6 +199,7 @@ fn write_results(slot: u32, first_result: u32, place: Place) {
 fn main(place: Place) {
     let slot = place.workgroup.y;
     let multiplies = place.workgroup.x < params.groups;
+    wait_for_inputs(place);
     // Asked for early: it is needed soon.
     load_digits(0u, min(ROOM, params.eights / 4u), place);
     var expert = params.experts;
@@ -210,4 +211,5 @@ fn main(place: Place) {
     } else if slot == 0u {
         write_routes(place);
     }
+    announce(place);
 }

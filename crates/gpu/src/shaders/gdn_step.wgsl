@@ -48,7 +48,6 @@ fn load_channel(channel: u32) -> Channel {
     for (var j = 0u; j + 1u < TAPS; j++) {
         loaded.inputs[j] = window[j * channels() + channel];
     }
-    loaded.inputs[TAPS - 1u] = x[channel];
     return loaded;
 }
 
@@ -60,9 +59,9 @@ fn convolved(channel: Channel) -> f32 {
     return silu(sum);
 }
 
-fn move_window(at: u32, channel: Channel) {
+fn move_window(own: u32, channel: Channel) {
     for (var j = 1u; j < TAPS; j++) {
-        next_window[(j - 1u) * channels() + at] = channel.inputs[j];
+        next_window[(j - 1u) * channels() + own] = channel.inputs[j];
     }
 }
 
@@ -78,7 +77,7 @@ fn main(place: Place) {
     let quads = params.key_dim / 4u;
     let matrix = (head * params.value_dim + min(row, params.value_dim - 1u)) * quads;
 
-    // Everything is asked for before anything is waited for.
+    // What does not come from the kernel before is asked for first.
     var s: array<vec4<f32>, QUADS>;
     for (var j = 0u; j < QUADS; j++) {
         s[j] = state[matrix + min(lane + j * LANES, quads - 1u)];
@@ -86,13 +85,17 @@ fn main(place: Place) {
     let c = place.thread;
     let q_at = head / ratio * params.key_dim + min(c, params.key_dim - 1u);
     let v_at = 2u * key_total + head * params.value_dim + min(row, params.value_dim - 1u);
-    let q_channel = load_channel(q_at);
-    let k_channel = load_channel(key_total + q_at);
-    let v_channel = load_channel(v_at);
-    let a = x[params.a_at + head];
-    let b = x[params.b_at + head];
+    var q_channel = load_channel(q_at);
+    var k_channel = load_channel(key_total + q_at);
+    var v_channel = load_channel(v_at);
     let head_log = a_log[head];
     let head_bias = dt_bias[head];
+    wait_for_inputs(place);
+    q_channel.inputs[TAPS - 1u] = x[ready(q_at)];
+    k_channel.inputs[TAPS - 1u] = x[ready(key_total + q_at)];
+    v_channel.inputs[TAPS - 1u] = x[ready(v_at)];
+    let a = x[ready(params.a_at + head)];
+    let b = x[ready(params.b_at + head)];
 
     if c < WIDEST {
         // Columns beyond the last count for nothing.
@@ -133,4 +136,5 @@ fn main(place: Place) {
         move_window(q_at, q_channel);
         move_window(key_total + q_at, k_channel);
     }
+    announce(place);
 }

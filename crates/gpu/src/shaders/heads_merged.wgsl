@@ -36,6 +36,7 @@ fn main(place: Place) {
         held[r] = codes8(row, eight);
         pairs[r] = scale(row, eight);
     }
+    wait_for_inputs(place);
     let stride = params.cols / 2u + 1u;
     var largest = LOWEST;
     var sum = 0.0;
@@ -44,9 +45,9 @@ fn main(place: Place) {
         var tops: array<vec2<f32>, AHEAD>;
         var loaded: array<Eight, AHEAD>;
         for (var i = 0u; i < AHEAD; i++) {
-            let at = (min(start + i, params.splits - 1u) * params.heads + head) * stride;
-            let own = at + 1u + 4u * eight;
-            tops[i] = partial[at];
+            let first = ready((min(start + i, params.splits - 1u) * params.heads + head) * stride);
+            let own = first + 1u + 4u * eight;
+            tops[i] = partial[first];
             loaded[i] = Eight(vec4(partial[own], partial[own + 1u]), vec4(partial[own + 2u], partial[own + 3u]));
         }
         for (var i = 0u; i < AHEAD; i++) {
@@ -68,4 +69,5 @@ fn main(place: Place) {
     if place.thread <= last {
         y[head * params.head_rows + first + place.thread] = total(place.thread, place);
     }
+    announce(place);
 }

@@ -67,8 +67,8 @@ fn value_at(loaded: vec4<u32>, four: u32, position: u32) -> vec4<u32> {
 }
 
 // Eight of the plain part of a query, zeros behind it.
-fn plain8(at: u32, eight: u32) -> Eight {
-    let first = at + 8u * min(eight, params.eights - 1u);
+fn plain8(begin: u32, eight: u32) -> Eight {
+    let first = ready(begin + 8u * min(eight, params.eights - 1u));
     let a = vec4(q[first], q[first + 1u], q[first + 2u], q[first + 3u]);
     let b = vec4(q[first + 4u], q[first + 5u], q[first + 6u], q[first + 7u]);
     let real = eight < params.eights;
@@ -76,13 +76,20 @@ fn plain8(at: u32, eight: u32) -> Eight {
 }
 
 // The first or the second quads.
-fn write(k: u32, at: u32, place: Place) {
+fn write(k: u32, begin: u32, place: Place) {
     for (var i = place.thread; i < RESULTS; i += THREADS) {
         let channel = channel_of(i, k);
         if channel < params.rank {
-            partial[at + 2u + channel] = published_result(0u, i);
+            partial[begin + 2u + channel] = published_result(0u, i);
         }
     }
+}
+
+fn channel(is_query: bool, start: u32, c: u32) -> f32 {
+    if is_query {
+        return q[ready(start + c)];
+    }
+    return kv[ready(start + c)];
 }
 
 @compute @workgroup_size(THREADS)
@@ -93,8 +100,7 @@ fn main(place: Place) {
     let begin = split * params.split_len;
     let end = min(begin + params.split_len, params.position + 1u);
     let index = index_of(place);
-    // Everything is asked for before anything is waited for.
-    let plain = plain8(start, index);
+    // What does not come from the kernel before is asked for first.
     var held: array<Codes, MATRIX_ROWS * PLAIN_GROUPS>;
     var pairs: array<vec2<f32>, MATRIX_ROWS * PLAIN_GROUPS>;
     for (var n = 0u; n < MATRIX_ROWS; n++) {
@@ -109,10 +115,15 @@ fn main(place: Place) {
     var norms: array<vec2<f32>, WORDS>;
     for (var i = 0u; i < WORDS; i++) {
         let c = min((i * THREADS + index) * WORD_VALUES, params.rank - WORD_VALUES);
-        raw[i] = vec2(kv[c], kv[c + WORD_VALUES - 1u]);
         norms[i] = vec2(w[c], w[c + WORD_VALUES - 1u]);
     }
     load_key(min(begin + team_of(place), end - 1u), 0u, place);
+    wait_for_inputs(place);
+    let plain = plain8(start, index);
+    for (var i = 0u; i < WORDS; i++) {
+        let c = min((i * THREADS + index) * WORD_VALUES, params.rank - WORD_VALUES);
+        raw[i] = vec2(kv[ready(c)], kv[ready(c + WORD_VALUES - 1u)]);
+    }
     let own = min(index, params.pe / WORD_VALUES - 1u) * WORD_VALUES;
     let turned_key = vec2(turned(false, params.rank, own), turned(false, params.rank, own + WORD_VALUES - 1u));
     let turned_query = turned(true, start + params.nope, min(index, params.pe - 1u));
@@ -163,22 +174,23 @@ fn main(place: Place) {
     }
     workgroupBarrier();
     attend(begin, end, 0u, place);
-    let at = (split * params.heads + head) * (params.rank + 2u);
+    let results = (split * params.heads + head) * (params.rank + 2u);
     workgroupBarrier();
     publish_quad(0u, first_quads[0], place);
     workgroupBarrier();
-    write(0u, at, place);
+    write(0u, results, place);
     if QUADS == 2u {
         workgroupBarrier();
         publish_quad(0u, second_quads[0], place);
         workgroupBarrier();
-        write(1u, at, place);
+        write(1u, results, place);
     }
     if place.thread == 0u {
-        partial[at] = largest_of(0u);
-        partial[at + 1u] = sum_of(0u);
+        partial[results] = largest_of(0u);
+        partial[results + 1u] = sum_of(0u);
     }
     if head == 0u && end > params.position && place.thread < params.key_fours {
         keys[params.position % params.slots * params.key_fours + place.thread] = new_key[place.thread];
     }
+    announce(place);
 }

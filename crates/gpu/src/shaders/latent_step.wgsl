@@ -38,6 +38,13 @@ fn kept(c: u32, inverse: f32) -> f32 {
     return 0.0;
 }
 
+fn channel(is_query: bool, start: u32, c: u32) -> f32 {
+    if is_query {
+        return q[start + c];
+    }
+    return kv[start + c];
+}
+
 @compute @workgroup_size(THREADS)
 fn main(place: Place) {
     let head = place.workgroup.x;

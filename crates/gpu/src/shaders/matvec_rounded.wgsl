@@ -56,29 +56,35 @@ fn silu4(v: vec4<f32>) -> vec4<f32> {
 }
 
 fn raw8(e: u32) -> Eight {
-    return Eight(x[2u * e], x[2u * e + 1u]);
+    return Eight(x[ready(2u * e)], x[ready(2u * e + 1u)]);
 }
 
 fn weight8(e: u32) -> Eight {
     return Eight(z[2u * e], z[2u * e + 1u]);
 }
 
-fn load8(n: u32, e: u32) {
-    raw[n] = Eight(x[2u * e], x[2u * e + 1u]);
-    if INPUT == 1u {
+fn load_norm8(n: u32, e: u32) {
+    if NORMED {
         raw_w[n] = Eight(w[2u * e], w[2u * e + 1u]);
     }
     if INPUT == 2u {
         let c = 2u * e % (params.width / 4u);
         raw_w[n] = Eight(w[c], w[c + 1u]);
-        raw_z[n] = Eight(z[2u * e], z[2u * e + 1u]);
     }
     if INPUT == 3u {
-        raw_w[n] = Eight(w[2u * e], w[2u * e + 1u]);
-        raw_z[n] = Eight(z[2u * e], z[2u * e + 1u]);
-        let at = 8u * e;
-        raw_r[n].a = vec4(residual[at], residual[at + 1u], residual[at + 2u], residual[at + 3u]);
-        raw_r[n].b = vec4(residual[at + 4u], residual[at + 5u], residual[at + 6u], residual[at + 7u]);
+        raw_z[n] = weight8(e);
+    }
+}
+
+fn load8(n: u32, e: u32) {
+    raw[n] = raw8(e);
+    if INPUT == 2u {
+        raw_z[n] = Eight(z[ready(2u * e)], z[ready(2u * e + 1u)]);
+    }
+    if INPUT == 3u {
+        let first = ready(8u * e);
+        raw_r[n].a = vec4(residual[first], residual[first + 1u], residual[first + 2u], residual[first + 3u]);
+        raw_r[n].b = vec4(residual[first + 4u], residual[first + 5u], residual[first + 6u], residual[first + 7u]);
     }
 }
 
@@ -140,7 +146,11 @@ fn row_of(result: u32, r: u32) -> u32 {
 fn product(place: Place) {
     let lane = lane_of(place);
     let groups = params.eights / 4u;
-    load_input(0u, min(ROOM, groups), place);
+    if !CHAINED {
+        // It is needed first.
+        load_input(0u, min(ROOM, groups), place);
+    }
+    load_norms(0u, min(ROOM, groups), place);
     var factor = 1.0;
     for (var block = 0u; block < params.blocks; block++) {
         let result = ((folded(place) * params.blocks + block) * TEAMS + team_of(place)) * RESULTS;
@@ -154,6 +164,7 @@ fn product(place: Place) {
         for (var start = 0u; start < select(1u, groups, LONG == 1u); start += ROOM) {
             let count = min(ROOM, groups - start);
             if LONG == 1u && (block > 0u || start > 0u) {
+                load_norms(start, count, place);
                 load_input(start, count, place);
             }
             var held: array<Codes, ROWS * STEPS>;
@@ -166,9 +177,14 @@ fn product(place: Place) {
                 }
             }
             for (var r = 0u; r < RESULTS; r++) {
-                let at = params.first + min(result + r, params.rows - 1u);
-                biases[r] = bias[params.has_bias * at];
-                residuals[r] = residual[params.has_residual * at];
+                biases[r] = bias[params.has_bias * (params.first + min(result + r, params.rows - 1u))];
+            }
+            if CHAINED && block == 0u && start == 0u {
+                wait_for_inputs(place);
+                load_input(0u, count, place);
+            }
+            for (var r = 0u; r < RESULTS; r++) {
+                residuals[r] = residual[ready(params.has_residual * (params.first + min(result + r, params.rows - 1u)))];
             }
             if LONG == 1u || block == 0u {
                 // All blocks have the same input: one that there is room for is prepared once.
@@ -205,11 +221,11 @@ fn product(place: Place) {
         if lane == 0u {
             for (var r = 0u; r < RESULTS; r++) {
                 if result + r < params.rows {
-                    let at = params.first + result + r;
+                    let own = params.first + result + r;
                     if GATED == 1u {
-                        y[at] = activate(sums[2u * r]) * sums[2u * r + 1u];
+                        y[own] = activate(sums[2u * r]) * sums[2u * r + 1u];
                     } else {
-                        y[at] = sums[r] + select(0.0, biases[r], params.has_bias != 0u) + select(0.0, residuals[r], params.has_residual != 0u);
+                        y[own] = sums[r] + select(0.0, biases[r], params.has_bias != 0u) + select(0.0, residuals[r], params.has_residual != 0u);
                     }
                 }
             }
@@ -220,8 +236,10 @@ fn product(place: Place) {
 @compute @workgroup_size(THREADS)
 fn main(place: Place) {
     if DIGITS == 1u && folded(place) == params.groups {
+        wait_for_inputs(place);
         write_digits(place);
     } else {
         product(place);
     }
+    announce(place);
 }

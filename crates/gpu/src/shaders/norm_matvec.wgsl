@@ -26,34 +26,29 @@ struct Params {
 @group(0) @binding(6) var<storage, read_write> y: array<f32>;
 
 fn raw8(e: u32) -> Eight {
-    return Eight(x[2u * e], x[2u * e + 1u]);
+    return Eight(x[ready(2u * e)], x[ready(2u * e + 1u)]);
 }
 
 fn weight8(e: u32) -> Eight {
     return Eight(w2[2u * e], w2[2u * e + 1u]);
 }
 
-@compute @workgroup_size(THREADS)
-fn main(place: Place) {
-    if folded(place) == params.groups {
-        write_digits(place);
-        return;
-    }
+fn product(place: Place) {
     let first = folded(place) * ROWS;
     for (var k = 0u; k < TOTALS; k++) {
         totals[k] = 0.0;
     }
     for (var i = place.thread; i < params.eights; i += THREADS) {
-        let own = Eight(x[2u * i], x[2u * i + 1u]);
+        let own = raw8(i);
         let input = Eight(own.a * w[2u * i], own.b * w[2u * i + 1u]);
         let squares = squares_of8(own.a, own.b);
         totals[ROWS] += squares.x;
         totals[ROWS + 1u] += squares.y;
         let sum = sum8(input);
         for (var r = 0u; r < ROWS; r++) {
-            let at = params.skip + min(first + r, params.rows - 1u);
-            let s = scale(at, i);
-            totals[r] += s.x * dot8(codes8(at, i), input) + s.y * sum;
+            let row = params.skip + min(first + r, params.rows - 1u);
+            let s = scale(row, i);
+            totals[r] += s.x * dot8(codes8(row, i), input) + s.y * sum;
         }
     }
     publish_totals(place);
@@ -63,4 +58,15 @@ fn main(place: Place) {
         let row = first + place.thread;
         y[row] = value + select(0.0, bias[params.has_bias * row], params.has_bias != 0u);
     }
+}
+
+@compute @workgroup_size(THREADS)
+fn main(place: Place) {
+    wait_for_inputs(place);
+    if folded(place) == params.groups {
+        write_digits(place);
+    } else {
+        product(place);
+    }
+    announce(place);
 }

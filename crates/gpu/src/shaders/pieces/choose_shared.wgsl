@@ -19,7 +19,7 @@ fn choose(experts: u32, top_k: u32, slot: u32, place: Place) -> u32 {
         let e = first + place.thread;
         var own = 0u;
         if e < experts {
-            var score = logits[e];
+            var score = logits[ready(e)];
             if has_biases() {
                 score = with_bias(score, e);
             }

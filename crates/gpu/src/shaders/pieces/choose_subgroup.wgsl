@@ -7,7 +7,7 @@ var<private> mine: u32;
 fn choose(experts: u32, turns: u32, slot: u32, place: Place) -> u32 {
     var scores: array<f32, KEYS>;
     for (var i = 0u; i < KEYS; i++) {
-        scores[i] = logits[min(i * place.subgroup_size + place.lane, experts - 1u)];
+        scores[i] = logits[ready(min(i * place.subgroup_size + place.lane, experts - 1u))];
     }
     if has_biases() {
         for (var i = 0u; i < KEYS; i++) {

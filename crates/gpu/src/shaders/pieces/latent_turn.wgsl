@@ -1,12 +1,5 @@
-// Parts with a position of a query or of a latent's key, and their turn by a token's angles.
-
-// Channel `c` of the part with a position that begins at `start` of the queries, or of the latent's.
-fn channel(is_query: bool, start: u32, c: u32) -> f32 {
-    if is_query {
-        return q[start + c];
-    }
-    return kv[start + c];
-}
+// Parts with a position of a query or of a latent's key, and their turn by a token's angles. Each kernel has its own
+// `channel(is_query, start, c)`: channel `c` of the part with a position that begins at `start` of the queries, or of the latent's.
 
 fn turned(is_query: bool, start: u32, c: u32) -> f32 {
     let pairs = params.pe / 2u;

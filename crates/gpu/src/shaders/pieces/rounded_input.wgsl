@@ -3,7 +3,14 @@
 // What this thread has of the input.
 var<private> eights: array<Eight, EACH>;
 
-// Loads groups `first .. first + count` of the input. Each kernel has its own `load8(n, e)`.
+// Loads what groups `first .. first + count` of the input are multiplied with. Each kernel has its own `load_norm8(n, e)`.
+fn load_norms(first: u32, count: u32, place: Place) {
+    for (var n = 0u; n < EACH; n++) {
+        load_norm8(n, 4u * first + min(n * THREADS + index_of(place), 4u * count - 1u));
+    }
+}
+
+// Loads those groups themselves. Each kernel has its own `load8(n, e)`.
 fn load_input(first: u32, count: u32, place: Place) {
     for (var n = 0u; n < EACH; n++) {
         load8(n, 4u * first + min(n * THREADS + index_of(place), 4u * count - 1u));
