@@ -6,7 +6,7 @@
 //! What is recorded to be started later (`commands`) breaks that order: what others record meanwhile runs before it. So it has a shelf
 //! of buffers of its own until it is started: nobody is given one that it will still write. On a shelf the order is as ever.
 //!
-//! Where kernels wait for each other by themselves (`commands`), small buffers rest until the step is over before they are used again: a chain
+//! Where kernels wait for each other by themselves (`chain`), small buffers rest until the step is over before they are used again: a chain
 //! ends where it would write what it has touched.
 
 use std::collections::{BTreeMap, HashMap};
@@ -140,7 +140,7 @@ impl Pool {
         self.apart().used.remove(&thread::current().id())
     }
 
-    /// A step is over, one that is not recorded for later.
+    /// The step before is over, if it was not recorded for later.
     pub fn wake(&self) {
         self.common.wake();
     }

@@ -2,7 +2,7 @@
 //!
 //! A kernel's arguments are storage buffers (group 0: first those it reads, then those it writes) and a few numbers (group 1:
 //! a slot of one uniform buffer). Bind groups are remembered by their buffers, which return in the same order at every
-//! token. wgpu puts a barrier between dispatches only where one touches what another writes.
+//! token. wgpu puts a barrier between dispatches only where one touches what another writes, and none where they wait by themselves (`chain`).
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
