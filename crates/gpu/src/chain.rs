@@ -137,7 +137,7 @@ impl Chain {
 
 /// What the kernels of a submission take that are in chains: the place of each, and its words. Counters go on for ever, and around.
 pub(crate) fn words(links: &[Link], counts: &mut [u32], patience: u32) -> Vec<(usize, [u32; LINK_WORDS])> {
-    let mut all = Vec::with_capacity(links.len());
+    let mut all = Vec::new();
     for (own, link) in links.iter().enumerate() {
         let (workgroups, [one, other]) = match *link {
             Link::Plain => continue,
@@ -205,6 +205,19 @@ mod tests {
     }
 
     #[test]
+    fn buffers_rest_until_their_step_is_over_and_lasting_ones_do_not() {
+        let Some(gpu) = gpu() else { return };
+        let used = |take: &dyn Fn() -> Buffer| take().id();
+        let take = || gpu.pool.take(64).unwrap();
+        let [first, second] = [used(&take), used(&take)];
+        assert_ne!(first, second);
+        gpu.pool.wake();
+        assert_eq!([used(&take), used(&take)], [first, second]);
+        let lasting = || gpu.pool.take_lasting(64).unwrap();
+        assert_eq!(used(&lasting), used(&lasting));
+    }
+
+    #[test]
     fn counters_go_on_and_around() {
         let mut counts = [u32::MAX, 7, 0, 5];
         let links = [Link::First(3), Link::Plain, Link::Next(2, [0, 0]), Link::Next(1, [0, 2])];
@@ -225,10 +238,10 @@ mod tests {
         let x = gpu.upload(1, 64, &[1.0; 64]).unwrap();
         let twice = || gpu.read(&gpu.matmul(&gpu.matmul(&x, &matrix)?, &matrix)?);
         let first = twice().unwrap();
-        gpu.recorder.expect_more();
+        gpu.recorder.expect(1);
         let error = twice().unwrap_err().to_string();
         assert!(error.contains("in vain"), "{error}");
-        gpu.recorder.expect_less();
+        gpu.recorder.expect(-1);
         assert_eq!(twice().unwrap(), first);
     }
 }

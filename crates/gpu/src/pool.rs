@@ -36,7 +36,8 @@ pub(crate) struct Pool {
 pub(crate) struct Shelf {
     device: Arc<Device>,
     free: Mutex<BTreeMap<u64, Vec<Named>>>,
-    /// Small ones that return in this step, where they are to rest.
+    /// Whether small ones rest until their step is over, and those that do.
+    rests: bool,
     resting: Mutex<Vec<Named>>,
 }
 
@@ -68,8 +69,8 @@ fn size_for(len: u64) -> u64 {
 }
 
 impl Shelf {
-    fn new(device: Arc<Device>) -> Arc<Self> {
-        Arc::new(Self { device, free: Mutex::default(), resting: Mutex::default() })
+    fn new(device: Arc<Device>, rests: bool) -> Arc<Self> {
+        Arc::new(Self { device, free: Mutex::default(), rests, resting: Mutex::default() })
     }
 
     fn free(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<Named>>> {
@@ -82,7 +83,7 @@ impl Shelf {
     }
 
     fn put(&self, named: Named) {
-        if self.device.chains && named.buffer.size() <= RESTS {
+        if self.rests && named.buffer.size() <= RESTS {
             self.resting().push(named);
         } else {
             self.free().entry(named.buffer.size()).or_default().push(named);
@@ -118,7 +119,8 @@ impl Drop for Shelf {
 
 impl Pool {
     pub fn new(device: Arc<Device>) -> Self {
-        let [common, lasting] = [(); 2].map(|()| Shelf::new(device.clone()));
+        let common = Shelf::new(device.clone(), device.chains);
+        let lasting = Shelf::new(device.clone(), false);
         Self { common, lasting, device, apart: Mutex::default() }
     }
 
@@ -130,7 +132,7 @@ impl Pool {
     /// From now on this thread's buffers come from a shelf that nobody else has.
     pub fn set_apart(&self) {
         let mut apart = self.apart();
-        let shelf = apart.idle.pop().unwrap_or_else(|| Shelf::new(self.device.clone()));
+        let shelf = apart.idle.pop().unwrap_or_else(|| Shelf::new(self.device.clone(), self.device.chains));
         shelf.wake();
         apart.used.insert(thread::current().id(), shelf);
     }

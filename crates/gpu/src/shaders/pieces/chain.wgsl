@@ -29,8 +29,8 @@ fn is_there(place: Place) -> bool {
     return subgroupBroadcast(missing, 0u) >= 0;
 }
 
-// Whether somebody gave up, which nobody can know before all have waited.
-var<workgroup> failed: u32;
+// Always 0, which nobody can know before all have waited.
+var<workgroup> nothing: u32;
 var<private> origin: u32;
 
 // A place in a buffer that other kernels of this step write. It depends on what is known only when they have finished: otherwise the compiler may load what is there
@@ -46,14 +46,14 @@ fn wait_for_inputs(place: Place) {
         while !is_there(place) && looks < link.patience {
             looks++;
         }
-        failed = looks / link.patience;
+        nothing = looks / (link.patience + 1u);
         if looks == link.patience && place.lane == 0u {
             atomicAdd(&finished[arrayLength(&finished) - 1u], 1u);
         }
     }
     storageBarrier();
     workgroupBarrier();
-    origin = failed;
+    origin = nothing;
 }
 
 // The last that all threads do.
