@@ -109,6 +109,22 @@ impl<T: Number> Aligned<T> {
         self.len = self.len.max(len);
         Ok(())
     }
+
+    /// Asks the system for the large pages that hold up to `len` numbers, as far as there is room, so that whoever writes there does not wait for
+    /// them: it takes milliseconds to fill one with zeros.
+    pub fn expect(&mut self, len: usize) {
+        let bytes = size_of::<T>() * len;
+        if let Memory::Pages(pages) = &mut self.memory
+            && pages.len() >= LARGE
+        {
+            let (from, to) = (size_of::<T>() * self.len, bytes.min(pages.len()));
+            // One byte of each, and the last: beyond the numbers all are zeros.
+            (from..to).step_by(LARGE).chain(to.checked_sub(1)).filter(|at| *at >= from).for_each(|at| {
+                // SAFETY: in the mapping, which is borrowed exclusively. Volatile, since the value stays what it was.
+                unsafe { pages.as_mut_ptr().add(at).write_volatile(0) }
+            });
+        }
+    }
 }
 
 impl<T: Number> Deref for Aligned<T> {

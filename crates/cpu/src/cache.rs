@@ -87,6 +87,15 @@ impl Store {
         grown.map_err(|_| Error::OutOfMemory(format!("a key-value cache of {bytes} bytes was refused")))
     }
 
+    /// Has memory ready for so many rows of `width`, where there is room.
+    fn expect(&mut self, rows: usize, width: usize) {
+        match self {
+            Store::F32(values) => values.expect(rows * width),
+            Store::F16(values) => values.expect(rows * width),
+            Store::Whole { numbers, .. } => numbers.expect(rows * width),
+        }
+    }
+
     fn write(&mut self, place: Place, row: &[f32]) {
         let halves = || {
             let mut halves = vec![f16::ZERO; row.len()];
@@ -226,8 +235,19 @@ impl KvCache {
         self.values.grow(rows, spare, self.shape.value_dim)
     }
 
-    /// Makes room for `n` more tokens without losing one that they can see.
+    /// Makes room for `n` more tokens without losing one that they can see. With a prompt comes the memory of the block behind it: the first
+    /// token of an answer would wait for it.
     pub(crate) fn reserve(&mut self, n: usize) -> Result<()> {
+        self.make_room(n)?;
+        if n > 1 {
+            let rows = (self.slots + BLOCK) * self.shape.heads;
+            self.keys.expect(rows, self.key_width());
+            self.values.expect(rows, self.shape.value_dim);
+        }
+        Ok(())
+    }
+
+    fn make_room(&mut self, n: usize) -> Result<()> {
         let wanted = match self.shape.window {
             None => self.len + n,
             Some(window) => (self.len + n).min(window - 1 + n),
