@@ -5,7 +5,6 @@
 //! the order of the experts whatever the threads. Where experts are read from disk, they come some at a time, in the same order.
 
 use ::backend::{Activation, Error, Result};
-use checkpoint::Weight;
 use store::Store;
 
 use super::elementwise::glu_slice;
@@ -20,25 +19,46 @@ use crate::weights::Experts;
 /// all threads.
 const FEW_ROWS: (usize, usize) = (32, 256);
 
-/// An expert that is used, with the slots (token * top_k + k) that use it.
-struct Used {
-    expert: usize,
+/// Slots (token * top_k + k) in the order of the experts that use them, and the tokens of the slots.
+struct Slots {
     slots: Vec<u32>,
-    /// The tokens of the slots.
     tokens: Vec<u32>,
+    /// Where those of each expert begin, and of the last end.
+    bounds: Vec<usize>,
 }
 
-fn used_experts(routes: &Routes) -> Vec<Used> {
-    let mut slots_of: Vec<Vec<u32>> = vec![Vec::new(); routes.experts];
-    for (slot, e) in routes.ids.iter().enumerate() {
-        slots_of[*e as usize].push(slot as u32);
-    }
-    let used = slots_of.into_iter().enumerate().filter(|(_, slots)| !slots.is_empty());
-    used.map(|(expert, slots)| {
+/// An expert that is used.
+struct Used<'a> {
+    expert: usize,
+    /// The place of its first slot among those of all.
+    first: usize,
+    slots: &'a [u32],
+    tokens: &'a [u32],
+}
+
+impl Slots {
+    fn of(routes: &Routes) -> Self {
+        // Counted, then put in their places: a list for each expert would take longer than many a product.
+        let mut bounds = vec![0; routes.experts + 1];
+        routes.ids.iter().for_each(|e| bounds[*e as usize + 1] += 1);
+        (0..routes.experts).for_each(|e| bounds[e + 1] += bounds[e]);
+        let (mut next, mut slots) = (bounds.clone(), vec![0; routes.ids.len()]);
+        for (slot, e) in routes.ids.iter().enumerate() {
+            slots[next[*e as usize]] = slot as u32;
+            next[*e as usize] += 1;
+        }
         let tokens = slots.iter().map(|slot| slot / routes.top_k as u32).collect();
-        Used { expert, slots, tokens }
-    })
-    .collect()
+        Self { slots, tokens, bounds }
+    }
+
+    /// The experts that have slots.
+    fn used(&self) -> Vec<Used<'_>> {
+        let all = self.bounds.windows(2).enumerate().map(|(expert, ends)| {
+            let (slots, tokens) = (&self.slots[ends[0]..ends[1]], &self.tokens[ends[0]..ends[1]]);
+            Used { expert, first: ends[0], slots, tokens }
+        });
+        all.filter(|used| !used.slots.is_empty()).collect()
+    }
 }
 
 /// `y[t] = sum_k w_k Wdown_e (act(Wgate_e x[t]) * Wup_e x[t])` over the chosen experts.
@@ -51,19 +71,17 @@ pub(crate) fn experts(
     activation: Activation,
     y: &mut [f32],
 ) -> Result<()> {
-    let used = used_experts(routes);
-    let inputs = {
-        // Of the file, which is not read for this: only what form they are in.
-        let pair = |u: &Used| [&weights.gate, &weights.up].map(|w| Rows::new(machine, w, u.expert));
-        let groups: Vec<_> = used.iter().map(|u| Group { matrices: pair(u), tokens: &u.tokens }).collect();
-        Inputs::new(machine, x, weights.gate.cols, &groups)
-    };
+    let slots = Slots::of(routes);
+    let used = slots.used();
+    // Gate, up and down of each. Where experts are read from disk, these say what form they are in, and are not read.
+    let Experts { gate, up, down, .. } = weights;
+    let mapped: Vec<_> =
+        used.iter().map(|u| [gate, up, down].map(|w| Rows::new(machine, w, u.expert))).collect();
+    let inputs = Inputs::new(machine, x, gate.cols, &up_groups(&used, &mapped));
     y.fill(0.0);
-    let (width, d) = (weights.gate.rows, weights.down.rows);
-    let mut step = Step { machine, inputs, routes, activation, width, d, y };
+    let mut step = Step { machine, inputs, routes, activation, width: gate.rows, d: down.rows, y };
     let (Some(store), Some(layer)) = (store, weights.layer) else {
-        let Experts { gate, up, down, .. } = weights;
-        step.add(&used, |i| [gate, up, down].map(|w| (w, used[i].expert)));
+        step.add(&used, &mapped);
         return Ok(());
     };
     let uses: Vec<_> = used.iter().map(|u| (u.expert, u.slots.len())).collect();
@@ -72,10 +90,18 @@ pub(crate) fn experts(
     while !rest.is_empty() {
         let here = pass.wait().map_err(|error| Error::Read(error.to_string()))?;
         let (now, later) = rest.split_at(here.len());
-        step.add(now, |i| here[i].parts.each_ref().map(|w| (w, 0)));
+        let read: Vec<_> =
+            here.iter().map(|expert| expert.parts.each_ref().map(|w| Rows::new(machine, w, 0))).collect();
+        step.add(now, &read);
         rest = later;
     }
     Ok(())
+}
+
+/// Gates and ups with the tokens that they meet.
+fn up_groups<'a>(used: &[Used<'a>], matrices: &[[Rows<'a>; 3]]) -> Vec<Group<'a, 2>> {
+    let both = used.iter().zip(matrices);
+    both.map(|(u, [gate, up, _])| Group { matrices: [*gate, *up], tokens: u.tokens }).collect()
 }
 
 /// What all experts of a step share.
@@ -92,46 +118,37 @@ struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// Adds what some experts contribute; `matrices(i)` are the gate, up and down of the i-th, each one of a stack.
-    fn add<'w>(&mut self, used: &[Used], matrices: impl Fn(usize) -> [(&'w Weight, usize); 3]) {
-        let matrices: Vec<_> =
-            (0..used.len()).map(|i| matrices(i).map(|(w, m)| Rows::new(self.machine, w, m))).collect();
-        // Slots of one expert lie side by side.
-        let (mut starts, mut slots) = (Vec::with_capacity(used.len()), 0);
-        for u in used {
-            starts.push(slots);
-            slots += u.slots.len();
-        }
+    /// Adds what some experts contribute, neighbours among those that are used; each with its gate, up and down.
+    fn add(&mut self, used: &[Used<'_>], matrices: &[[Rows<'_>; 3]]) {
+        let slots: usize = used.iter().map(|u| u.slots.len()).sum();
         let mut hidden = self.machine.arena.take(slots * self.width);
-        self.hide(used, &matrices, &starts, &mut hidden);
-        self.add_down(used, &matrices, &starts, &hidden);
+        self.hide(used, matrices, &mut hidden);
+        self.add_down(used, matrices, &hidden);
     }
 
     /// `act(Wgate_e x[t]) * Wup_e x[t]` for all slots.
-    fn hide(&self, used: &[Used], matrices: &[[Rows<'_>; 3]], starts: &[usize], hidden: &mut [f32]) {
+    fn hide(&self, used: &[Used<'_>], matrices: &[[Rows<'_>; 3]], hidden: &mut [f32]) {
         let Self { machine, activation, width, .. } = *self;
         let parts = Parts::new(hidden);
-        let groups: Vec<_> = (used.iter().zip(matrices))
-            .map(|(u, [gate, up, _])| Group { matrices: [*gate, *up], tokens: &u.tokens })
-            .collect();
-        products(machine, &self.inputs, &groups, |g, t, first, [gate, up]| {
+        products(machine, &self.inputs, &up_groups(used, matrices), |g, t, first, [gate, up]| {
             // A token chooses an expert once, and tokens are in order.
             let Ok(i) = used[g].tokens.binary_search(&t) else { unreachable!("a token of another expert") };
+            let slot = used[g].first - used[0].first + i;
             // SAFETY: every piece of an expert and a token comes once.
-            let part = unsafe { parts.range((starts[g] + i) * width + first, gate.len()) };
+            let part = unsafe { parts.range(slot * width + first, gate.len()) };
             part.copy_from_slice(gate);
             glu_slice(machine.set, activation, part, up);
         });
     }
 
     /// `y[t] += w Wdown_e hidden` for all slots.
-    fn add_down(&mut self, used: &[Used], matrices: &[[Rows<'_>; 3]], starts: &[usize], hidden: &[f32]) {
+    fn add_down(&mut self, used: &[Used<'_>], matrices: &[[Rows<'_>; 3]], hidden: &[f32]) {
         let Self { machine, routes, width, d, .. } = *self;
         let rows: Vec<u32> = (0..(hidden.len() / width) as u32).collect();
-        let groups: Vec<_> = (used.iter().zip(matrices).zip(starts))
-            .map(|((u, [.., down]), start)| Group {
+        let groups: Vec<_> = (used.iter().zip(matrices))
+            .map(|(u, [.., down])| Group {
                 matrices: [*down],
-                tokens: &rows[*start..][..u.slots.len()],
+                tokens: &rows[u.first - used[0].first..][..u.slots.len()],
             })
             .collect();
         let inputs = Inputs::new(machine, hidden, width, &groups);
@@ -148,7 +165,7 @@ impl Step<'_> {
             with_scratch(|scratch| {
                 let mut out = Vec::new();
                 for (g, group) in groups.iter().enumerate() {
-                    let slots = &used[g].slots;
+                    let slots = used[g].slots;
                     out.resize(slots.len() * count, 0.0);
                     let next = match groups.get(g + 1) {
                         Some(group) => Some(group.block(0, rows_of(i), 0..0)),

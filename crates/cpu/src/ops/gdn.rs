@@ -321,11 +321,17 @@ pub(crate) fn gated_delta(
         // SAFETY: every head of every span is in one task.
         heads.clone().for_each(|head| unsafe { layer.key_head(&parts[*i], head) });
     });
-    for (span, state) in spans.iter().zip(states) {
-        let channels = shape.channels();
-        state.window.advance(&x[span.row * channels..][..span.len * channels]);
-    }
+    let mut windows: Vec<_> = spans.iter().zip(states).collect();
+    machine.pool.pieces(&mut windows, WINDOWS, |_, some| {
+        for (span, state) in some {
+            let channels = shape.channels();
+            state.window.advance(&x[span.row * channels..][..span.len * channels]);
+        }
+    });
 }
+
+/// Spans whose windows a task moves on.
+const WINDOWS: usize = 8;
 
 /// What all tasks of a layer's core share.
 struct Layer<'a> {
