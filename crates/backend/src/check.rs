@@ -444,7 +444,7 @@ pub fn gated_delta<T: Handle>(
 pub fn kv_image(shape: &KvShape, image: &KvImage) -> Result<usize> {
     kv_shape(shape)?;
     let kept = image.len.checked_sub(image.first);
-    let bytes = |width: usize| kept.and_then(|n| n.checked_mul(shape.heads * width * shape.float.bytes()));
+    let bytes = |width: usize| kept.and_then(|n| n.checked_mul(shape.heads * shape.float.row_bytes(width)));
     if bytes(shape.key_dim) != Some(image.keys.len()) || bytes(shape.value_dim) != Some(image.values.len()) {
         return Err(Error::Image(format!(
             "tokens {}..{} of a cache with {} bytes a token, but {} bytes of keys and {} of values",

@@ -231,14 +231,25 @@ pub enum CacheFloat {
     F32,
     /// 16-bit floats: half the memory and bandwidth.
     F16,
+    /// 8-bit codes with a scale for every [`CacheFloat::GROUP`] channels: 8.5 bits a value.
+    ///
+    /// A row is one key or one value of one head at one position, or the `[c | k_pe]` of a latent cache. It is cut into groups, the last
+    /// of which may be shorter. A group's scale `s` is the least half with `127 s >= max |v|`, so that no code is clipped, and its codes
+    /// are `round(v / s)`, ties to even, from -127 to 127. What is kept is `code * s`. A group of zeros has `s = 0`; where a value is not finite,
+    /// or too large for any scale, `s` is NaN and the codes are 0.
+    Q8,
 }
 
 impl CacheFloat {
-    /// Bytes per value.
-    pub fn bytes(self) -> usize {
+    /// Channels that share a scale in [`CacheFloat::Q8`].
+    pub const GROUP: usize = 32;
+
+    /// Bytes of a row of `width` channels.
+    pub fn row_bytes(self, width: usize) -> usize {
         match self {
-            CacheFloat::F32 => 4,
-            CacheFloat::F16 => 2,
+            CacheFloat::F32 => 4 * width,
+            CacheFloat::F16 => 2 * width,
+            CacheFloat::Q8 => width + 2 * width.div_ceil(Self::GROUP),
         }
     }
 }
@@ -264,12 +275,12 @@ impl KvShape {
 
     /// Bytes of one token.
     pub fn token_bytes(&self) -> usize {
-        self.heads * (self.key_dim + self.value_dim) * self.float.bytes()
+        self.heads * (self.float.row_bytes(self.key_dim) + self.float.row_bytes(self.value_dim))
     }
 }
 
 /// A key-value cache on the host, in a form every backend reads: tokens `first..len`, token-major,
-/// each `[head][width]` little-endian in the cache's own float.
+/// each `[head][width]` little-endian in the cache's own float. A row of [`CacheFloat::Q8`] is its codes, then its scales.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KvImage {
     /// Position of the first token kept: 0 unless the cache is a ring that has turned over.

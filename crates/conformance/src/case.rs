@@ -281,8 +281,8 @@ const ROUNDED: [&str; 18] = [
     "mla",
 ];
 
-/// Operations in which fast numerics round where caches are of halves, which the names of such cases say.
-const ROUNDED_BY_HALVES: [&str; 5] = ["attention", "mla_attention", "kv_save", "kv_clone", "kv_truncate"];
+/// Operations in which fast numerics round where caches are of halves or of codes, which the names of such cases say.
+const ROUNDED_BY_CACHES: [&str; 5] = ["attention", "mla_attention", "kv_save", "kv_clone", "kv_truncate"];
 
 /// The operation that a case's name begins with.
 fn operation(name: &str) -> &str {
@@ -292,7 +292,8 @@ fn operation(name: &str) -> &str {
 /// Whether fast numerics round in a case.
 fn rounds(name: &str) -> bool {
     let operation = operation(name);
-    ROUNDED.contains(&operation) || ROUNDED_BY_HALVES.contains(&operation) && name.contains("f16")
+    let cached = ["f16", "q8"].iter().any(|float| name.contains(float));
+    ROUNDED.contains(&operation) || ROUNDED_BY_CACHES.contains(&operation) && cached
 }
 
 /// Runs all cases with the bound of fast numerics for those that round.
@@ -326,7 +327,7 @@ pub fn report(outcomes: &[Outcome]) {
         );
     }
     // Of what may round a little, the product that is off most.
-    for (what, attention) in [("product", false), ("attention over halves", true)] {
+    for (what, attention) in [("product", false), ("attention over halves or codes", true)] {
         let of = |o: &&Outcome| rounds(&o.name) && ROUNDED.contains(&operation(&o.name)) != attention;
         if let Some(worst) = outcomes.iter().filter(of).max_by(|a, b| a.l2.total_cmp(&b.l2)) {
             println!("the worst {what}: {} with {:.2e}", worst.name, worst.l2);

@@ -4,6 +4,8 @@ use std::ops::Range;
 
 use backend::{Backend, Result};
 
+use crate::formulas::codes::rounded;
+
 /// Rows of f64: what the formulas compute with.
 pub type Rows = Vec<Vec<f64>>;
 
@@ -68,6 +70,17 @@ impl Host {
         (0..self.rows)
             .map(|t| self.row(t).iter().map(|v| half::f16::from_f32(*v).to_f64()).collect())
             .collect()
+    }
+
+    /// What a cache of codes keeps, by rows, each of several of `width` values.
+    pub fn wide_q8(&self, width: usize) -> Rows {
+        (0..self.rows).map(|t| self.row(t).chunks_exact(width).flat_map(rounded).collect()).collect()
+    }
+
+    /// Each row followed by another's.
+    pub fn beside(&self, other: &Host) -> Host {
+        let values = (0..self.rows).flat_map(|t| [self.row(t), other.row(t)].concat()).collect();
+        Host { rows: self.rows, cols: self.cols + other.cols, values }
     }
 }
 

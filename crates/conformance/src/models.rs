@@ -187,7 +187,7 @@ pub mod checks {
 
     /// States that were saved and loaded go on with the same bits.
     pub fn saved_states<B: Backend>(fixture: &Fixture, model: &Model<B>) {
-        for float in [CacheFloat::F32, CacheFloat::F16] {
+        for float in [CacheFloat::F32, CacheFloat::F16, CacheFloat::Q8] {
             let (start, rest) = fixture.ids.split_at(fixture.ids.len() / 2);
             let mut state = model.state(float).expect("a state");
             logits_in_chunks(model, &mut state, start, 7).expect("logits");

@@ -132,6 +132,25 @@ fn states_survive_a_file() {
 }
 
 #[test]
+fn states_of_codes_survive_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    for fixture in fixtures() {
+        let options = EngineOptions { cache: CacheFloat::Q8, chunk: 16, ..EngineOptions::default() };
+        let engine = engine_with(&fixture, options).unwrap();
+        let [path, again] = ["", " again"].map(|name| folder.path().join(fixture.name.clone() + name));
+        let mut sequence = engine.sequence().unwrap();
+        engine.prefill(&mut sequence, &fixture.ids[..30], 0, |_| Flow::Continue).unwrap();
+        engine.save(&sequence, &path).unwrap();
+        let mut loaded = engine.load(&path).unwrap();
+        engine.save(&loaded, &again).unwrap();
+        assert!(std::fs::read(&path).unwrap() == std::fs::read(&again).unwrap(), "{}", fixture.name);
+        let expected = greedy(&engine, &mut sequence, &fixture.ids, 0, fixture.greedy.len());
+        let found = greedy(&engine, &mut loaded, &fixture.ids, 0, fixture.greedy.len());
+        assert_eq!((found.ids, found.reused_tokens), (expected.ids, 30), "{}", fixture.name);
+    }
+}
+
+#[test]
 fn state_files_of_others_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("state");
@@ -147,6 +166,9 @@ fn state_files_of_others_are_refused() {
     let half = EngineOptions { cache: CacheFloat::F16, ..EngineOptions::default() };
     let error = engine_with(&fixture_a, half).unwrap().load(&path).err().unwrap().to_string();
     assert!(error.contains("F32, expected F16"), "{error}");
+    let codes = EngineOptions { cache: CacheFloat::Q8, ..EngineOptions::default() };
+    let error = engine_with(&fixture_a, codes).unwrap().load(&path).err().unwrap().to_string();
+    assert!(error.contains("F32, expected U8"), "{error}");
 
     let short = EngineOptions { cache: CacheFloat::F32, context: Some(10), ..EngineOptions::default() };
     assert!(matches!(engine_with(&fixture_a, short).unwrap().load(&path), Err(Error::PromptTooLong { .. })));

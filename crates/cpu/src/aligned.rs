@@ -23,6 +23,8 @@ unsafe impl Number for f32 {}
 unsafe impl Number for half::f16 {}
 // SAFETY: as above.
 unsafe impl Number for i16 {}
+// SAFETY: one byte, any pattern.
+unsafe impl Number for i8 {}
 
 /// From so many bytes on memory comes from the system and goes back there: a server keeps and gives up caches of every length, and between
 /// them an allocator would keep ever more that fits nobody.

@@ -5,7 +5,8 @@
 //! latent cache, whose keys are values too, keeps its keys as rows.
 //!
 //! With fast numerics a cache of halves keeps whole numbers and a scale per row (`ops/pairs.rs`), in pairs: of a key's channels, of
-//! a value's slots. Its image is of halves all the same, and exact.
+//! a value's slots. Its image is of halves all the same, and exact. A cache of codes (`ops/q8.rs`) has them in the same places, and their
+//! scales as `[group][slot]` of a block; with exact numerics its rows are rows.
 
 use ::backend::{CacheFloat, Error, KvImage, KvShape, Result};
 use half::f16;
@@ -15,26 +16,42 @@ use crate::Numerics;
 use crate::aligned::Aligned;
 use crate::ops::dense::PANEL;
 use crate::ops::pairs::{Whole, round_row};
-use crate::ops::softmax::{BLOCK, Block, Stored, Values};
+use crate::ops::q8::{self, Codes, GROUP};
+use crate::ops::softmax::{BLOCK, Block, Numbers, Stored, Values};
 
 /// Rows of numbers as the cache keeps them.
 enum Store {
     F32(Aligned<f32>),
     F16(Aligned<f16>),
-    Whole { numbers: Aligned<i16>, scales: Aligned<f32> },
+    Whole {
+        numbers: Aligned<i16>,
+        scales: Aligned<f32>,
+    },
+    /// Units are of use with fast numerics only.
+    Codes {
+        codes: Aligned<i8>,
+        scales: Aligned<f16>,
+        units: Option<Aligned<f32>>,
+    },
 }
 
 /// Where a row lies: its first number, how many are neighbours (one, two or all), and the distance from these to the next such; and
-/// its scale.
+/// its number, by which its scale is found.
 #[derive(Clone, Copy)]
 struct Place {
     at: usize,
     run: usize,
     step: usize,
-    scale: usize,
+    row: usize,
 }
 
 impl Place {
+    /// Where the scales of a row of codes lie.
+    fn scales(self, width: usize) -> impl Iterator<Item = usize> {
+        let groups = width.div_ceil(GROUP);
+        (0..groups).map(move |g| (self.row / BLOCK * groups + g) * BLOCK + self.row % BLOCK)
+    }
+
     fn places(self, len: usize) -> impl Iterator<Item = usize> {
         let runs = (0..len.div_ceil(self.run)).map(move |i| (self.at + i * self.step, len - i * self.run));
         runs.flat_map(move |(at, left)| at..at + left.min(self.run))
@@ -59,7 +76,7 @@ impl Place {
 /// Rows of a [`Store`].
 enum Rows<'a> {
     Floats(Stored<'a>),
-    Whole(Whole<'a>),
+    Numbers(Numbers<'a>),
 }
 
 impl Store {
@@ -70,6 +87,11 @@ impl Store {
             (CacheFloat::F16, Numerics::Fast) => {
                 Store::Whole { numbers: Aligned::new(), scales: Aligned::new() }
             }
+            (CacheFloat::Q8, numerics) => Store::Codes {
+                codes: Aligned::new(),
+                scales: Aligned::new(),
+                units: (numerics == Numerics::Fast).then(Aligned::new),
+            },
         }
     }
 
@@ -82,6 +104,14 @@ impl Store {
             Store::Whole { numbers, scales } => {
                 let grown = numbers.grow(len, room).and_then(|()| scales.grow(rows, rows + spare));
                 (grown, 2 * len + 4 * rows)
+            }
+            Store::Codes { codes, scales, units } => {
+                let groups = width.div_ceil(GROUP);
+                let grown = codes
+                    .grow(len, room)
+                    .and_then(|()| scales.grow(rows * groups, (rows + spare) * groups))
+                    .and_then(|()| units.as_mut().map_or(Ok(()), |units| units.grow(rows, rows + spare)));
+                (grown, len + 2 * rows * groups)
             }
         };
         grown.map_err(|_| Error::OutOfMemory(format!("a key-value cache of {bytes} bytes was refused")))
@@ -107,9 +137,25 @@ impl Store {
             Store::F16(values) => place.write(&halves(), values),
             Store::Whole { numbers, scales } => {
                 let mut rounded = vec![0; row.len()];
-                scales[place.scale] = round_row(&halves().to_f32_vec(), &mut rounded);
+                scales[place.row] = round_row(&halves().to_f32_vec(), &mut rounded);
                 place.write(&rounded, numbers);
             }
+            Store::Codes { .. } => {
+                let mut codes = vec![0; row.len()];
+                let mut scales = vec![f16::ZERO; row.len().div_ceil(GROUP)];
+                q8::round_row(row, &mut codes, &mut scales);
+                self.write_codes(place, &codes, &scales);
+            }
+        }
+    }
+
+    /// Writes a row of codes and its scales; only where codes are kept.
+    fn write_codes(&mut self, place: Place, row: &[i8], row_scales: &[f16]) {
+        let Store::Codes { codes, scales, units } = self else { return };
+        place.write(row, codes);
+        place.scales(row.len()).zip(row_scales).for_each(|(at, scale)| scales[at] = *scale);
+        if let Some(units) = units {
+            units[place.row] = q8::unit(row, row_scales);
         }
     }
 
@@ -120,7 +166,19 @@ impl Store {
             Store::F32(values) => Rows::Floats(Stored::F32(&values[range])),
             Store::F16(values) => Rows::Floats(Stored::F16(&values[range])),
             Store::Whole { numbers, scales } => {
-                Rows::Whole(Whole { numbers: &numbers[range], scales: &scales[first..first + BLOCK] })
+                let scales = &scales[first..first + BLOCK];
+                Rows::Numbers(Numbers::Whole(Whole { numbers: &numbers[range], scales }))
+            }
+            Store::Codes { codes, scales, units } => {
+                let groups = width.div_ceil(GROUP);
+                let (codes, scales) = (&codes[range], &scales[first * groups..(first + BLOCK) * groups]);
+                match units {
+                    Some(units) => {
+                        let units = &units[first..first + BLOCK];
+                        Rows::Numbers(Numbers::Codes(Codes { codes, scales, units }))
+                    }
+                    None => Rows::Floats(Stored::Codes(Codes { codes, scales, units: &[] }, width)),
+                }
             }
         }
     }
@@ -131,14 +189,26 @@ impl Store {
             Store::F32(values) => places.for_each(|at| out.extend(values[at].to_le_bytes())),
             Store::F16(values) => places.for_each(|at| out.extend(values[at].to_le_bytes())),
             Store::Whole { numbers, scales } => {
-                let half = |at: usize| f16::from_f32(f32::from(numbers[at]) * scales[place.scale]);
+                let half = |at: usize| f16::from_f32(f32::from(numbers[at]) * scales[place.row]);
                 places.for_each(|at| out.extend(half(at).to_le_bytes()));
+            }
+            Store::Codes { codes, scales, .. } => {
+                places.for_each(|at| out.extend(codes[at].to_le_bytes()));
+                place.scales(len).for_each(|at| out.extend(scales[at].to_le_bytes()));
             }
         }
     }
 
-    /// Takes as many floats from the front of `bytes`.
+    /// Takes a row of `len` channels from the front of `bytes`.
     fn write_bytes(&mut self, place: Place, len: usize, bytes: &mut &[u8]) {
+        if let Store::Codes { .. } = self {
+            let (now, later) = bytes.split_at(CacheFloat::Q8.row_bytes(len));
+            *bytes = later;
+            let (codes, scales) = now.split_at(len);
+            let codes: Vec<i8> = codes.iter().map(|byte| byte.cast_signed()).collect();
+            let scales: Vec<f16> = scales.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b)).collect();
+            return self.write_codes(place, &codes, &scales);
+        }
         let size = if matches!(self, Store::F32(_)) { 4 } else { 2 };
         let (now, later) = bytes.split_at(size * len);
         *bytes = later;
@@ -176,14 +246,19 @@ impl KvCache {
         self.len
     }
 
-    /// Whether keys are kept as rows.
+    /// Whether keys are values, too.
     fn latent(&self) -> bool {
         self.shape.value_dim == 0
     }
 
-    /// Whether rows are kept as whole numbers.
+    /// Whether keys are kept as rows.
+    fn rows_of_keys(&self) -> bool {
+        self.latent() || matches!(self.keys, Store::Codes { units: None, .. })
+    }
+
+    /// Whether attention takes whole numbers.
     fn whole(&self) -> bool {
-        matches!(self.keys, Store::Whole { .. })
+        matches!(self.keys, Store::Whole { .. } | Store::Codes { units: Some(_), .. })
     }
 
     /// The width of a key as it is kept: whole pairs of channels, where they are in pairs.
@@ -203,23 +278,23 @@ impl KvCache {
     fn key_place(&self, position: usize, head: usize) -> Place {
         let width = self.key_width();
         let (block, slot) = (self.block(position, head), position % BLOCK);
-        let scale = block + slot;
-        if self.latent() {
-            return Place { at: scale * width, run: width, step: width, scale };
+        let row = block + slot;
+        if self.rows_of_keys() {
+            return Place { at: row * width, run: width, step: width, row };
         }
         let run = if self.whole() { 2 } else { 1 };
         let panel = (block + slot / PANEL * PANEL) * width;
-        Place { at: panel + slot % PANEL * run, run, step: PANEL * run, scale }
+        Place { at: panel + slot % PANEL * run, run, step: PANEL * run, row }
     }
 
     fn value_place(&self, position: usize, head: usize) -> Place {
         let width = self.shape.value_dim;
         let (block, slot) = (self.block(position, head), position % BLOCK);
-        let scale = block + slot;
+        let row = block + slot;
         if self.whole() {
-            return Place { at: (block + slot / 2 * 2) * width + slot % 2, run: 1, step: 2, scale };
+            return Place { at: (block + slot / 2 * 2) * width + slot % 2, run: 1, step: 2, row };
         }
-        Place { at: scale * width, run: width.max(1), step: width, scale }
+        Place { at: row * width, run: width.max(1), step: width, row }
     }
 
     /// Makes room for `kept` tokens, and perhaps for `spare` more.
@@ -288,13 +363,16 @@ impl KvCache {
         if self.latent() {
             return match self.keys.rows(first, n.next_multiple_of(2), key_width) {
                 Rows::Floats(keys) => Block::Rows { keys, values: Values::OfKeys },
-                Rows::Whole(rows) => Block::WholeRows(rows),
+                Rows::Numbers(rows) => Block::WholeRows(rows),
             };
         }
         let keys = self.keys.rows(first, n.next_multiple_of(PANEL), key_width);
         match (keys, self.values.rows(first, n.next_multiple_of(2), self.shape.value_dim)) {
+            (Rows::Floats(keys), Rows::Floats(values)) if self.rows_of_keys() => {
+                Block::Rows { keys, values: Values::Rows(values) }
+            }
             (Rows::Floats(keys), Rows::Floats(values)) => Block::Panels { keys, values },
-            (Rows::Whole(keys), Rows::Whole(values)) => Block::WholePanels { keys, values },
+            (Rows::Numbers(keys), Rows::Numbers(values)) => Block::WholePanels { keys, values },
             _ => unreachable!("keys and values are stored alike"),
         }
     }
@@ -304,7 +382,8 @@ impl KvCache {
         let width = self.shape.key_dim;
         match self.keys.rows(self.block(start, 0), n, width) {
             Rows::Floats(rows) => rows.write(out),
-            Rows::Whole(Whole { numbers, scales }) => {
+            Rows::Numbers(Numbers::Codes(codes)) => codes.write(width, out),
+            Rows::Numbers(Numbers::Whole(Whole { numbers, scales })) => {
                 for ((out, row), scale) in
                     out.chunks_exact_mut(width).zip(numbers.chunks_exact(width)).zip(scales)
                 {
@@ -319,7 +398,7 @@ impl KvCache {
         let n = BLOCK.min(self.len - start).next_multiple_of(PANEL);
         match self.keys.rows(self.block(start, head), n, self.key_width()) {
             Rows::Floats(_) => &[],
-            Rows::Whole(rows) => rows.numbers,
+            Rows::Numbers(rows) => rows.words(),
         }
     }
 
@@ -334,7 +413,7 @@ impl KvCache {
 
     pub(crate) fn image(&self) -> KvImage {
         let KvShape { heads, key_dim, value_dim, float, .. } = self.shape;
-        let bytes = |width: usize| (self.len - self.first) * heads * width * float.bytes();
+        let bytes = |width: usize| (self.len - self.first) * heads * float.row_bytes(width);
         let (mut keys, mut values) =
             (Vec::with_capacity(bytes(key_dim)), Vec::with_capacity(bytes(value_dim)));
         for position in self.first..self.len {

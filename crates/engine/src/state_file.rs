@@ -1,8 +1,8 @@
 //! A sequence in a file: its tokens, its caches and recurrent states, and the logits of its last token.
 //!
 //! The file is an ordinary safetensors file. `header` holds a line of JSON: what wrote it, for which model, how many
-//! tokens. Each attention layer has `layers.N.keys` and `layers.N.values` `[tokens, heads, width]`, each recurrent one
-//! `layers.N.window` and `layers.N.state`.
+//! tokens. Each attention layer has `layers.N.keys` and `layers.N.values` `[tokens, heads, width]`, or, of a cache of codes, `[tokens,
+//! heads, bytes of a row]`, each recurrent one `layers.N.window` and `layers.N.state`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -33,6 +33,8 @@ fn cache_dtype(float: CacheFloat) -> Dtype {
     match float {
         CacheFloat::F32 => Dtype::F32,
         CacheFloat::F16 => Dtype::F16,
+        // Rows of codes and scales.
+        CacheFloat::Q8 => Dtype::U8,
     }
 }
 
@@ -54,6 +56,7 @@ impl Parts {
         let dtype = cache_dtype(shape.float);
         let parts = [("keys", shape.key_dim, &image.keys), ("values", shape.value_dim, &image.values)];
         for (part, width, bytes) in parts {
+            let width = if dtype == Dtype::U8 { shape.float.row_bytes(width) } else { width };
             self.push(format!("layers.{layer}.{part}"), dtype, vec![kept, shape.heads, width], bytes.clone());
         }
     }

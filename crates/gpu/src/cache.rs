@@ -1,8 +1,9 @@
 //! Key-value caches of one layer of one sequence.
 //!
-//! Position `p` lives in slot `p % slots`, as a row of all heads' channels; a head's are filled up to a multiple of four.
+//! Position `p` lives in slot `p % slots`, as a row of all heads' channels; a head's are filled up to a multiple of four. In a cache of
+//! codes, a head's codes are filled up to a multiple of 16, and followed by its scales, these to a multiple of 8.
 
-use ::backend::{KvImage, KvShape, Result};
+use ::backend::{CacheFloat, KvImage, KvShape, Result};
 
 use crate::Gpu;
 use crate::pool::Buffer;
@@ -40,7 +41,21 @@ impl KvCache {
 
     /// Words that a head of `width` channels takes.
     pub(crate) fn words(&self, width: usize) -> usize {
-        width.next_multiple_of(4) * self.shape.float.bytes() / 4
+        match self.shape.float {
+            CacheFloat::F32 => width.next_multiple_of(4),
+            CacheFloat::F16 => width.next_multiple_of(4) / 2,
+            CacheFloat::Q8 => code_words(width) + (width.div_ceil(CacheFloat::GROUP)).div_ceil(8) * 4,
+        }
+    }
+
+    /// The parts of a head of `width` channels in words and in an image: where each begins here, and its bytes.
+    fn parts(&self, width: usize) -> Vec<(usize, usize)> {
+        match self.shape.float {
+            CacheFloat::Q8 => {
+                vec![(0, width), (4 * code_words(width), 2 * width.div_ceil(CacheFloat::GROUP))]
+            }
+            float => vec![(0, float.row_bytes(width))],
+        }
     }
 
     /// Bytes of one slot of a plane whose heads have `width` channels.
@@ -79,6 +94,11 @@ impl KvCache {
         self.len += n;
         self.first = self.first.max(self.len.saturating_sub(self.slots));
     }
+}
+
+/// Words of the codes of a head of `width` channels.
+pub(crate) fn code_words(width: usize) -> usize {
+    width.next_multiple_of(16) / 4
 }
 
 /// Runs of positions `first..len` that are neighbours both among `from` and among `to` slots.
@@ -140,11 +160,13 @@ impl Gpu {
             let Some(buffer) = buffer else { return Ok(Vec::new()) };
             let slot = cache.slot_bytes(width) as usize;
             let [bytes] = self.recorder.read([(buffer, (cache.slots * slot) as u64)])?;
-            let mut out = Vec::with_capacity((cache.len - cache.first) * heads * width * float.bytes());
+            let mut out = Vec::with_capacity((cache.len - cache.first) * heads * float.row_bytes(width));
+            let parts = cache.parts(width);
             for position in cache.first..cache.len {
                 let row = &bytes[position % cache.slots * slot..][..slot];
-                row.chunks_exact(4 * cache.words(width))
-                    .for_each(|head| out.extend(&head[..width * float.bytes()]));
+                for head in row.chunks_exact(4 * cache.words(width)) {
+                    parts.iter().for_each(|(at, len)| out.extend(&head[*at..at + len]));
+                }
             }
             Ok(out)
         };
@@ -165,13 +187,17 @@ impl Gpu {
             let slot = cache.slot_bytes(width) as usize;
             let buffer = self.pool.fresh("a key-value cache", (tokens * slot) as u64)?;
             let mut out = vec![0; tokens * slot];
-            let head = width * shape.float.bytes();
+            let (head, parts) = (shape.float.row_bytes(width), cache.parts(width));
             for (i, position) in (image.first..image.len).enumerate() {
                 let row = &mut out[position % tokens * slot..][..slot];
                 let heads = bytes[i * shape.heads * head..].chunks_exact(head);
-                row.chunks_exact_mut(4 * cache.words(width))
-                    .zip(heads)
-                    .for_each(|(to, from)| to[..head].copy_from_slice(from));
+                for (to, mut from) in row.chunks_exact_mut(4 * cache.words(width)).zip(heads) {
+                    for (at, len) in &parts {
+                        let (part, rest) = from.split_at(*len);
+                        to[*at..at + len].copy_from_slice(part);
+                        from = rest;
+                    }
+                }
             }
             self.recorder.write(&buffer, &out);
             Ok(buffer)
@@ -189,8 +215,6 @@ impl Gpu {
 
 #[cfg(test)]
 mod tests {
-    use ::backend::CacheFloat;
-
     use super::*;
 
     #[test]

@@ -243,6 +243,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn codes_take_eight_and_a_half_bits() {
+        let kv = |key_dim, value_dim| {
+            let shape = KvShape { heads: 2, key_dim, value_dim, float: CacheFloat::Q8, window: None };
+            LayerShape::Kv(shape).bytes(64, 1)
+        };
+        assert_eq!(kv(256, 128), 64 * 2 * (256 + 16 + 128 + 8));
+        assert_eq!(kv(33, 0), 64 * 2 * (33 + 4));
+    }
+
+    #[test]
     fn a_ring_keeps_the_window_and_a_step_in_whole_blocks() {
         let kv = |window| {
             let shape = KvShape { heads: 1, key_dim: 3, value_dim: 2, float: CacheFloat::F16, window };

@@ -40,6 +40,11 @@ impl Setup {
         self
     }
 
+    pub fn q8(mut self) -> Setup {
+        self.cache.float = CacheFloat::Q8;
+        self
+    }
+
     pub fn cap(mut self, cap: f32) -> Setup {
         self.spec.soft_cap = Some(cap);
         self
@@ -78,6 +83,7 @@ impl Setup {
         let stored = |x: &Host| match self.cache.float {
             CacheFloat::F32 => x.wide(),
             CacheFloat::F16 => x.wide_f16(),
+            CacheFloat::Q8 => x.wide_q8(x.cols / self.cache.heads),
         };
         attention(&s.q.wide()[first..].to_vec(), first, &stored(&s.k), &stored(&s.v), &spec)
     }
@@ -139,7 +145,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     let mut cases = Vec::new();
     for (heads, kv, dk, dv) in shapes {
         let setup = Setup::new(heads, kv, dk, dv);
-        for (setup, name) in [(setup, "f32"), (setup.f16(), "f16")] {
+        for (setup, name) in [(setup, "f32"), (setup.f16(), "f16"), (setup.q8(), "q8")] {
             let detail = format!("{name}, {heads} heads over {kv}, {dk} and {dv} wide, 20 tokens at once");
             cases.push(prefill(detail, setup, 20));
         }
@@ -148,11 +154,14 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     for (n, setup, name) in [
         (150, setup, "f32"),
         (150, setup.f16(), "f16"),
+        (150, setup.q8(), "q8"),
         (150, setup.cap(5.0), "soft cap 5"),
         // Long enough that a backend may divide the cache of one token, and the tokens of a prompt.
         (600, setup, "f32"),
         (600, Setup::new(10, 2, 70, 66).f16(), "f16, 10 heads over 2, 70 and 66 wide"),
+        (600, Setup::new(10, 2, 70, 66).q8(), "q8, 10 heads over 2, 70 and 66 wide"),
         (330, Setup::new(140, 2, 8, 4), "140 heads over 2"),
+        (330, Setup::new(140, 2, 8, 4).q8(), "q8, 140 heads over 2"),
     ] {
         cases.push(Case::new(
             "attention",
@@ -180,12 +189,17 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         (4111, Setup::new(16, 2, 256, 256).f16(), "f16, 16 heads over 2, 256 wide"),
         (4200, Setup::new(12, 2, 72, 200).f16().cap(30.0), "f16, soft cap, 12 heads over 2, 72 and 200 wide"),
         (4300, Setup::new(16, 1, 512, 512).f16().ring(777), "f16, window of 777, 16 heads over 1, 512 wide"),
+        (5000, Setup::new(6, 2, 65, 33).q8(), "q8, odd widths"),
+        (4111, Setup::new(16, 2, 256, 256).q8(), "q8, 16 heads over 2, 256 wide"),
+        (4200, Setup::new(12, 2, 72, 200).q8().cap(30.0), "q8, soft cap, 12 heads over 2, 72 and 200 wide"),
+        (4300, Setup::new(16, 1, 512, 512).q8().ring(777), "q8, window of 777, 16 heads over 1, 512 wide"),
     ] {
         cases.push(long(name, n, setup));
     }
     cases.push(sharp());
     cases.push(batched("f32", Setup::new(6, 2, 20, 12)));
     cases.push(batched("f16", Setup::new(3, 1, 33, 33).f16()));
+    cases.push(batched("q8", Setup::new(3, 1, 33, 33).q8()));
     cases
 }
 

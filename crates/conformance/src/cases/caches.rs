@@ -14,6 +14,8 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         ("f16", plain.f16()),
         ("f32 ring of 16", plain.ring(16)),
         ("f16 ring of 16", plain.f16().ring(16)),
+        ("q8", Setup::new(4, 2, 70, 37).q8()),
+        ("q8 ring of 16", plain.q8().ring(16)),
     ];
     let mut cases = Vec::new();
     for (name, setup) in setups {
@@ -37,32 +39,43 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     cases.push(empty(plain));
     cases.push(lies("whole cache", plain));
     cases.push(lies("ring of 16", plain.ring(16)));
+    cases.push(lies("whole cache of codes", plain.q8()));
     cases
 }
 
-/// What an image should hold: the tokens from `first` on of `x`.
-fn stored(float: CacheFloat, x: &Host, first: usize) -> Vec<f32> {
+/// What an image should hold: the tokens from `first` on of `x`, in rows of `width`.
+fn stored(float: CacheFloat, x: &Host, first: usize, width: usize) -> Vec<f32> {
     let rest = &x.values[first * x.cols..];
     match float {
         CacheFloat::F32 => rest.to_vec(),
         CacheFloat::F16 => rest.iter().map(|v| half::f16::from_f32(*v).to_f32()).collect(),
+        CacheFloat::Q8 => x.wide_q8(width)[first..].concat().iter().map(|v| *v as f32).collect(),
     }
 }
 
 /// What it holds.
-fn held(float: CacheFloat, image: &[u8]) -> Vec<f32> {
+fn held(float: CacheFloat, image: &[u8], width: usize) -> Vec<f32> {
+    let half = |bytes: &[u8; 2]| half::f16::from_le_bytes(*bytes).to_f32();
     match float {
         CacheFloat::F32 => image.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
-        CacheFloat::F16 => {
-            image.as_chunks().0.iter().map(|bytes| half::f16::from_le_bytes(*bytes).to_f32()).collect()
+        CacheFloat::F16 => image.as_chunks().0.iter().map(half).collect(),
+        CacheFloat::Q8 => {
+            let row = |bytes: &[u8]| {
+                let (codes, scales) = bytes.split_at(width);
+                let scales: Vec<f32> = scales.as_chunks().0.iter().map(half).collect();
+                let value =
+                    |(i, code): (usize, &u8)| f32::from(code.cast_signed()) * scales[i / CacheFloat::GROUP];
+                codes.iter().enumerate().map(value).collect::<Vec<f32>>()
+            };
+            image.chunks_exact(float.row_bytes(width)).flat_map(row).collect()
         }
     }
 }
 
 /// Whether rows of `width` are those expected. Fast numerics may round halves once more, by as much as a float with 14 bits for the norm
-/// of a row would; that nobody else does, the bound of the case sees to.
+/// of a row would; that nobody else does, the bound of the case sees to. Floats and codes are kept as they are.
 fn are_near(float: CacheFloat, found: &[f32], expected: &[f32], width: usize) -> bool {
-    if float == CacheFloat::F32 || found.len() != expected.len() {
+    if float != CacheFloat::F16 || found.len() != expected.len() {
         return found == expected;
     }
     let near = |(found, row): (&[f32], &[f32])| {
@@ -98,8 +111,9 @@ fn save_load<B: Backend>(detail: String, setup: Setup, n: usize, chunk: usize) -
         let (float, heads) = (setup.cache.float, setup.cache.heads);
         let mut outputs = Vec::new();
         for (label, bytes, x) in [("keys", &image.keys, &k), ("values", &image.values, &v)] {
-            let (found, expected) = (held(float, bytes), stored(float, x, image.first));
-            ensure(are_near(float, &found, &expected, x.cols / heads), "the image is not what was appended")?;
+            let width = x.cols / heads;
+            let (found, expected) = (held(float, bytes, width), stored(float, x, image.first, width));
+            ensure(are_near(float, &found, &expected, width), "the image is not what was appended")?;
             let rows: Vec<Vec<f64>> =
                 expected.chunks(x.cols).map(|row| row.iter().map(|v| f64::from(*v)).collect()).collect();
             outputs.push(Output::close(label, found, &rows));

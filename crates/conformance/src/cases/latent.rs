@@ -66,13 +66,22 @@ impl Setup {
     }
 
     fn expected(&self, s: &Sequence, first: usize) -> Rows {
-        let stored = |x: &Host| match self.float {
-            CacheFloat::F32 => x.wide(),
-            CacheFloat::F16 => x.wide_f16(),
-        };
+        let (c, k_pe) = self.stored(s);
         let (q, q_pe) = (s.q.wide()[first..].to_vec(), s.q_pe.wide()[first..].to_vec());
         let scale = f64::from(self.spec.scale);
-        latent(&q, &q_pe, first, &stored(&s.c), &stored(&s.k_pe), self.spec.heads, scale)
+        latent(&q, &q_pe, first, &c, &k_pe, self.spec.heads, scale)
+    }
+
+    /// What the cache keeps.
+    fn stored(&self, s: &Sequence) -> (Rows, Rows) {
+        let latents = s.c.beside(&s.k_pe);
+        let rows = match self.float {
+            CacheFloat::F32 => latents.wide(),
+            CacheFloat::F16 => latents.wide_f16(),
+            CacheFloat::Q8 => latents.wide_q8(latents.cols),
+        };
+        let split = |row: Vec<f64>| (row[..self.rank].to_vec(), row[self.rank..].to_vec());
+        rows.into_iter().map(split).unzip()
     }
 
     fn steps<B: Backend>(
@@ -110,8 +119,11 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         (70, Setup::new(3, 24, 8, CacheFloat::F32), "f32"),
         (70, Setup::new(4, 33, 7, CacheFloat::F16), "f16, odd widths"),
         (70, Setup::new(16, 512, 64, CacheFloat::F32), "16 heads of 512 + 64"),
+        (70, Setup::new(4, 33, 7, CacheFloat::Q8), "q8, odd widths"),
+        (70, Setup::new(16, 512, 64, CacheFloat::Q8), "q8, 16 heads of 512 + 64"),
         // Long enough that a backend may divide the cache of one token, and the heads of one.
         (300, Setup::new(70, 20, 6, CacheFloat::F16), "f16, 70 heads"),
+        (300, Setup::new(70, 20, 6, CacheFloat::Q8), "q8, 70 heads"),
     ] {
         cases.push(Case::new(
             "mla_attention",
@@ -128,6 +140,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     for (n, setup, name) in [
         (5000, Setup::new(2, 48, 16, CacheFloat::F32), ""),
         (1037, Setup::new(16, 512, 64, CacheFloat::F16), ", f16, 16 heads of 512 + 64"),
+        (1037, Setup::new(16, 512, 64, CacheFloat::Q8), ", q8, 16 heads of 512 + 64"),
     ] {
         cases.push(Case::new(
             "mla_attention",
@@ -149,10 +162,15 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         ));
     }
     cases.push(batched());
-    for (transposed, name) in [(false, "as stored"), (true, "from rows of one matrix")] {
-        cases.push(whole(transposed, name));
+    for (transposed, float, name) in [
+        (false, CacheFloat::F16, "as stored"),
+        (true, CacheFloat::F16, "from rows of one matrix"),
+        (false, CacheFloat::Q8, "q8, as stored"),
+    ] {
+        cases.push(whole(transposed, float, name));
     }
-    cases.push(mixed());
+    cases.push(mixed("", CacheFloat::F16));
+    cases.push(mixed(", q8", CacheFloat::Q8));
     cases
 }
 
@@ -167,8 +185,8 @@ struct Layer {
 impl Layer {
     const NOPE: usize = 16;
 
-    fn new(rng: &mut Rng, transposed: bool) -> Layer {
-        let setup = Setup::new(4, 64, 8, CacheFloat::F16);
+    fn new(rng: &mut Rng, transposed: bool, float: CacheFloat) -> Layer {
+        let setup = Setup::new(4, 64, 8, float);
         let (rows, cols) = if transposed { (Self::NOPE, setup.rank) } else { (setup.rank, Self::NOPE) };
         let format = if transposed { Q4 } else { BF16 };
         let embed = Recipe::new(format, rows, cols).stack(setup.spec.heads).build(rng);
@@ -190,7 +208,8 @@ impl Layer {
         let s = self.setup.sequence(rng, n);
         let absorbed = head_product(&self.embed, self.transposed, &q.wide());
         let scale = f64::from(self.setup.spec.scale);
-        let o = latent(&absorbed, &s.q_pe.wide(), 0, &s.c.wide_f16(), &s.k_pe.wide_f16(), heads, scale);
+        let (c, k_pe) = self.setup.stored(&s);
+        let o = latent(&absorbed, &s.q_pe.wide(), 0, &c, &k_pe, heads, scale);
         (Sequence { q, ..s }, head_product(&self.unembed, false, &o))
     }
 
@@ -215,9 +234,9 @@ impl Layer {
 }
 
 /// From queries to values: a long prompt, where expanding keys and values pays, then single tokens, where it does not.
-fn whole<B: Backend>(transposed: bool, name: &str) -> Case<B> {
+fn whole<B: Backend>(transposed: bool, float: CacheFloat, name: &str) -> Case<B> {
     Case::new("mla", format!("320 tokens, then one by one, {name}"), BOUND, move |b: &B, rng| {
-        let layer = Layer::new(rng, transposed);
+        let layer = Layer::new(rng, transposed, float);
         let (s, expected) = layer.sequence(rng, 324);
         let mut cache = layer.setup.cache(b)?;
         let mut out = Vec::new();
@@ -229,11 +248,12 @@ fn whole<B: Backend>(transposed: bool, name: &str) -> Case<B> {
 }
 
 /// Prompts and single tokens in one step.
-fn mixed<B: Backend>() -> Case<B> {
+fn mixed<B: Backend>(name: &str, float: CacheFloat) -> Case<B> {
     // Tokens already seen, tokens of this step.
     const SPANS: [(usize, usize); 4] = [(60, 1), (0, 90), (5, 2), (0, 70)];
-    Case::new("mla", "prompts and single tokens in one batch", BOUND, |b: &B, rng| {
-        let layer = Layer::new(rng, false);
+    let detail = format!("prompts and single tokens in one batch{name}");
+    Case::new("mla", detail, BOUND, move |b: &B, rng| {
+        let layer = Layer::new(rng, false, float);
         let sequences = SPANS.map(|(past, new)| layer.sequence(rng, past + new));
         let mut caches = Vec::new();
         for ((s, _), (past, _)) in sequences.iter().zip(SPANS) {

@@ -18,6 +18,8 @@ use crate::{Bound, Case, CaseResult, Output};
 const BOUND: Bound = Bound::l2(3e-6);
 /// Where halves are kept: a key's last bit may fall either way.
 const HALVES: Bound = Bound::l2(3e-4);
+/// Where codes are kept: there a last bit is 1/127 of the largest of 32 values.
+const CODES: Bound = Bound::l2(3e-3);
 const EPS: f32 = 1e-6;
 const Q8: Format = affine(8, 64, Float::Bf16);
 
@@ -129,11 +131,16 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         ("wide heads, f16", (512, CacheFloat::F16, None), 1, 3, false, true, 5),
         ("many positions, gated", (256, CacheFloat::F16, None), 2, 16, true, false, 480),
         ("many positions, f32", (128, CacheFloat::F32, None), 1, 2, false, false, 480),
+        ("gated, q8", (64, CacheFloat::Q8, None), 2, 16, true, false, 5),
+        ("normalised values in a ring, q8", (256, CacheFloat::Q8, Some(9)), 1, 4, false, true, 5),
+        ("odd heads, q8", (10, CacheFloat::Q8, None), 3, 3, true, false, 5),
+        ("wide heads, q8", (512, CacheFloat::Q8, None), 1, 3, false, true, 5),
+        ("many positions, gated, q8", (256, CacheFloat::Q8, None), 2, 16, true, false, 480),
     ] {
         let (width, float, window) = shape;
         let cache = KvShape { heads: kv_heads, key_dim: width, value_dim: width, float, window };
         let detail = format!("{name}, {heads} over {kv_heads} heads of {width}, token by token");
-        let bound = if float == CacheFloat::F16 { HALVES } else { BOUND };
+        let bound = bound_of(float);
         cases.push(Case::new("self_attention", detail, bound, move |b: &B, rng| {
             self_attention(b, rng, cache, heads, (gated, norm_values), at_once)
         }));
@@ -144,10 +151,12 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         (5, 64, 8, [16, 10], CacheFloat::F16, BF16),
         (16, 512, 64, [128, 128], CacheFloat::F16, Q4),
         (3, 64, 16, [64, 33], CacheFloat::F32, Q8),
+        (4, 64, 8, [12, 10], CacheFloat::Q8, BF16),
+        (16, 512, 64, [128, 128], CacheFloat::Q8, Q4),
     ] {
         let detail =
             format!("{heads} heads of {nope}, latents of {rank} + {pe} in {float:?}, token by token");
-        let bound = if float == CacheFloat::F16 { HALVES } else { BOUND };
+        let bound = bound_of(float);
         cases.push(Case::new("latent_attention", detail, bound, move |b: &B, rng| {
             latent_attention(b, rng, heads, [rank, pe, nope, values], (float, format))
         }));
@@ -194,6 +203,15 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         cases.push(Case::new("gated_delta", detail, BOUND, move |b: &B, rng| gated_delta(b, rng, shape)));
     }
     cases
+}
+
+/// How near two ways to the same cache are to each other.
+fn bound_of(float: CacheFloat) -> Bound {
+    match float {
+        CacheFloat::F32 => BOUND,
+        CacheFloat::F16 => HALVES,
+        CacheFloat::Q8 => CODES,
+    }
 }
 
 fn samples<const N: usize>(rng: &mut Rng, format: Format, rows: [usize; N], cols: usize) -> [Sample; N] {

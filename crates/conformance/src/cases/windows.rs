@@ -29,7 +29,8 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     let setup = Setup::new(6, 2, 16, 24);
     let mut cases = Vec::new();
     for (window, n, sizes) in RINGS {
-        for (setup, name) in [(setup.ring(window), "f32"), (setup.f16().ring(window), "f16")] {
+        let setup = setup.ring(window);
+        for (setup, name) in [(setup, "f32"), (setup.f16(), "f16"), (setup.q8(), "q8")] {
             let detail = format!("ring of {window}, {name}, {n} tokens in steps of {sizes:?}");
             cases.push(Case::new("attention", detail, BOUND, move |b: &B, rng| {
                 let s = setup.sequence(rng, n);

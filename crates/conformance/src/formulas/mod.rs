@@ -2,6 +2,7 @@
 //! with a backend.
 
 pub mod attention;
+pub mod codes;
 pub mod decode;
 pub mod gdn;
 pub mod moe;

@@ -10,6 +10,7 @@ pub(crate) mod layout;
 pub(crate) mod norm;
 pub(crate) mod pairs;
 pub(crate) mod product;
+pub(crate) mod q8;
 pub(crate) mod rope;
 pub(crate) mod route;
 pub(crate) mod schedule;

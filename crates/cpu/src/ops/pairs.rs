@@ -38,7 +38,7 @@ const ROUND: f32 = 12_582_912.0;
 
 /// The whole number next to `x`, up to 2^22.
 #[inline(always)]
-fn whole(x: f32) -> i32 {
+pub(crate) fn whole(x: f32) -> i32 {
     (x + ROUND).to_bits().wrapping_sub(ROUND.to_bits()) as i32
 }
 

@@ -12,6 +12,7 @@ use half::slice::HalfFloatSliceExt;
 
 use super::dense::{PANEL, Size, nn, nt};
 use super::pairs::{self, Pair, Whole};
+use super::q8::{Codes, Layout};
 use crate::kernels::Set;
 use crate::prefetch::prefetch;
 use crate::vector::{LANES, Lanes, exp, max_lanes, sum_lanes, vectorised};
@@ -30,6 +31,8 @@ pub(crate) const ROWS: usize = 64;
 pub(crate) enum Stored<'a> {
     F32(&'a [f32]),
     F16(&'a [f16]),
+    /// Rows of codes, so wide.
+    Codes(Codes<'a>, usize),
 }
 
 impl<'a> Stored<'a> {
@@ -38,17 +41,59 @@ impl<'a> Stored<'a> {
         match self {
             Stored::F32(values) => out[..values.len()].copy_from_slice(values),
             Stored::F16(halves) => halves.convert_to_f32_slice(&mut out[..halves.len()]),
+            Stored::Codes(codes, width) => codes.write(width, out),
         }
     }
 
     /// As they are, or widened in `memory`, which has room for them.
     fn widened(self, memory: &'a mut [f32]) -> &'a [f32] {
+        let len = match self {
+            Stored::F32(values) => return values,
+            Stored::F16(halves) => halves.len(),
+            Stored::Codes(codes, _) => codes.codes.len(),
+        };
+        self.write(memory);
+        &memory[..len]
+    }
+}
+
+/// Whole numbers as a cache stores them.
+#[derive(Clone, Copy)]
+pub(crate) enum Numbers<'a> {
+    Whole(Whole<'a>),
+    Codes(Codes<'a>),
+}
+
+impl<'a> Numbers<'a> {
+    /// The scale of each position.
+    fn scales(self) -> &'a [f32] {
         match self {
-            Stored::F32(values) => values,
-            Stored::F16(halves) => {
-                self.write(memory);
-                &memory[..halves.len()]
-            }
+            Numbers::Whole(whole) => whole.scales,
+            Numbers::Codes(codes) => codes.units,
+        }
+    }
+
+    /// What there is to read, to ask for it ahead of time.
+    pub fn words(self) -> &'a [i16] {
+        match self {
+            Numbers::Whole(whole) => whole.numbers,
+            Numbers::Codes(codes) => codes.words(),
+        }
+    }
+
+    /// Asks for what lies apart from the numbers.
+    fn prefetch_scales(self) {
+        prefetch(self.scales());
+        if let Numbers::Codes(codes) = self {
+            prefetch(codes.scales);
+        }
+    }
+
+    /// As they are, or widened in `memory`, which has room for them; rows have `width` channels.
+    fn widened(self, set: Set, layout: Layout, width: usize, memory: &'a mut [f32]) -> &'a [i16] {
+        match self {
+            Numbers::Whole(whole) => whole.numbers,
+            Numbers::Codes(codes) => codes.widened(set, layout, width, memory),
         }
     }
 }
@@ -60,9 +105,9 @@ pub(crate) enum Block<'a> {
     /// Rows of floats.
     Rows { keys: Stored<'a>, values: Values<'a> },
     /// Whole numbers: `[pair of channels][position]` for every [`PANEL`] positions, and `[pair of positions][channel]`.
-    WholePanels { keys: Whole<'a>, values: Whole<'a> },
+    WholePanels { keys: Numbers<'a>, values: Numbers<'a> },
     /// Rows of whole numbers; values are the first channels of keys.
-    WholeRows(Whole<'a>),
+    WholeRows(Numbers<'a>),
 }
 
 /// Values of a block of rows.
@@ -135,7 +180,7 @@ impl<'a> Partial<'a> {
 
 /// Memory for the blocks of a task.
 pub(crate) const fn scratch_len(key_width: usize, value_width: usize) -> usize {
-    BLOCK * (key_width + value_width) + ROWS * (BLOCK + Rounded::len(key_width))
+    BLOCK * (key_width + 1 + value_width) + ROWS * (BLOCK + Rounded::len(key_width))
 }
 
 /// Adds positions `start..end` of one piece, as far as they are seen, to `partial`. `then` is what this thread will probably read
@@ -151,7 +196,8 @@ pub(crate) fn attend(
 ) {
     let (key_width, value_width) = source.widths();
     let m = queries.seen.len();
-    let (key_memory, rest) = scratch.split_at_mut(BLOCK * key_width);
+    // For keys that are widened and then turned, of an odd width, a little more than keys of floats take.
+    let (key_memory, rest) = scratch.split_at_mut(BLOCK * (key_width + 1));
     let (value_memory, rest) = rest.split_at_mut(BLOCK * value_width);
     let (scores, rest) = rest.split_at_mut(ROWS * BLOCK);
     let scores = &mut scores[..m * BLOCK];
@@ -192,31 +238,32 @@ pub(crate) fn attend(
                 nn(set, size, (scores, BLOCK), values, (out, value_width), true);
             }
             Block::WholePanels { keys, values } => {
-                // They lie apart from their numbers.
-                prefetch(keys.scales);
-                prefetch(values.scales);
-                rounded.scores(set, keys.numbers.as_chunks().0, key_width, scores, values.numbers);
-                pairs::scale_scores(set, scores, array(keys.scales));
+                keys.prefetch_scales();
+                values.prefetch_scales();
+                let width = key_width.next_multiple_of(2);
+                let panels = keys.widened(set, Layout::Panels, width, key_memory).as_chunks().0;
+                rounded.scores(set, panels, key_width, scores, values.words());
+                pairs::scale_scores(set, scores, array(keys.scales()));
                 weigh(scores, out);
-                let pairs = values.numbers.as_chunks().0;
-                rounded.add_values(set, scores, array(values.scales), size, pairs, out, next);
+                let pairs = values.widened(set, Layout::Pairs, value_width, value_memory).as_chunks().0;
+                rounded.add_values(set, scores, array(values.scales()), size, pairs, out, next);
             }
             Block::WholeRows(rows) => {
-                prefetch(rows.scales);
+                rows.prefetch_scales();
                 let panel = PANEL * key_width.div_ceil(2);
-                let panels = pairs::pairs(&mut key_memory[..n.div_ceil(PANEL) * panel]);
-                for (panel, rows) in
-                    panels.chunks_exact_mut(panel).zip(rows.numbers.chunks(PANEL * key_width))
-                {
+                let (panels, memory) = key_memory.split_at_mut(n.div_ceil(PANEL) * panel);
+                let (panels, scales) = (pairs::pairs(panels), array(rows.scales()));
+                let numbers = rows.widened(set, Layout::Rows, key_width, memory);
+                for (panel, rows) in panels.chunks_exact_mut(panel).zip(numbers.chunks(PANEL * key_width)) {
                     pairs::turn(set, rows, key_width, panel, PANEL);
                 }
                 rounded.scores(set, panels, key_width, scores, next);
-                pairs::scale_scores(set, scores, array(rows.scales));
+                pairs::scale_scores(set, scores, scales);
                 weigh(scores, out);
                 let values = pairs::pairs(&mut value_memory[..n.div_ceil(2) * value_width]);
-                pairs::interleave(set, rows.numbers, key_width, n.div_ceil(2), values);
+                pairs::interleave(set, numbers, key_width, n.div_ceil(2), values);
                 // What comes next has been asked for.
-                rounded.add_values(set, scores, array(rows.scales), size, values, out, &[]);
+                rounded.add_values(set, scores, scales, size, values, out, &[]);
             }
         }
         start += BLOCK;

@@ -129,7 +129,7 @@ impl Gpu {
                 4 * QUERY_QUADS
             )));
         }
-        let values_in_word = 4 / cache.shape.float.bytes();
+        let values_in_word = 4 / cache.shape.float.row_bytes(1).min(4);
         let value_words = value_width.div_ceil(values_in_word);
         let words = [1, 2].into_iter().find(|w| value_words <= w * THREADS).unwrap_or(4);
         let chunks = value_words.div_ceil(words * THREADS);

@@ -76,7 +76,7 @@ impl Gpu {
         let width_more = more.map_or(0, |more| more.shape().cols / spec.heads);
         let key_words = cache.words(cache.shape.key_dim);
         let (value_plane, value_stride) = cache.value_plane();
-        let values_in_word = 4 / cache.shape.float.bytes();
+        let values_in_word = 4 / cache.shape.float.row_bytes(1).min(4);
         let value_words = value_width.div_ceil(values_in_word);
         let quads = key_words * values_in_word / 4;
         let group = spec.heads / key_heads;

@@ -131,6 +131,7 @@ fn describe_running(engine: &Engine<Cpu>, machine: &AnyMachine, table: &mut Tabl
     let float = match engine.cache() {
         CacheFloat::F16 => "f16",
         CacheFloat::F32 => "f32",
+        CacheFloat::Q8 => "q8",
     };
     let fixed = engine.state_bytes(0);
     let per_token = (engine.state_bytes(KvShape::BLOCK) - fixed) / KvShape::BLOCK as u64;
