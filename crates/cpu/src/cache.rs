@@ -5,8 +5,8 @@
 //! latent cache, whose keys are values too, keeps its keys as rows.
 //!
 //! With fast numerics a cache of halves keeps whole numbers and a scale per row (`ops/pairs.rs`), in pairs: of a key's channels, of
-//! a value's slots. Its image is of halves all the same, and exact. A cache of codes (`ops/q8.rs`) has them in the same places, and their
-//! scales as `[group][slot]` of a block; with exact numerics its rows are rows.
+//! a value's slots. Its image is of halves all the same, and exact. A cache of codes (`ops/q8.rs`) has them as rows, but those of keys, with
+//! fast numerics, in the same places; and their scales as `[group][slot]` of a block.
 
 use ::backend::{CacheFloat, Error, KvImage, KvShape, Result};
 use half::f16;
@@ -291,7 +291,7 @@ impl KvCache {
         let width = self.shape.value_dim;
         let (block, slot) = (self.block(position, head), position % BLOCK);
         let row = block + slot;
-        if self.whole() {
+        if let Store::Whole { .. } = self.values {
             return Place { at: (block + slot / 2 * 2) * width + slot % 2, run: 1, step: 2, row };
         }
         Place { at: row * width, run: width.max(1), step: width, row }

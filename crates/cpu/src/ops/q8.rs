@@ -78,12 +78,12 @@ pub(crate) fn unit(codes: &[i8], scales: &[f16]) -> f32 {
     (largest * (LARGEST_CODE / LARGEST)).max(squares.sqrt() / norm)
 }
 
-/// How the codes of a block lie.
+/// How the codes of a block lie, and their numbers.
 #[derive(Clone, Copy)]
 pub(crate) enum Layout {
     /// `[pair of channels][position]` for every [`PANEL`] positions.
     Panels,
-    /// `[pair of positions][channel]`
+    /// `[position][channel]`, but numbers `[pair of positions][channel]`.
     Pairs,
     /// `[position][channel]`
     Rows,
@@ -104,7 +104,7 @@ impl<'a> Codes<'a> {
         unsafe { self.codes.align_to() }.1
     }
 
-    /// As whole numbers in the same order; rows have `width` channels. `memory` has room for them.
+    /// As whole numbers; rows have `width` channels. `memory` has room for them.
     pub fn widened(self, set: Set, layout: Layout, width: usize, memory: &'a mut [f32]) -> &'a [i16] {
         let numbers = &mut pairs(memory).as_flattened_mut()[..self.codes.len()];
         match layout {
@@ -144,11 +144,11 @@ fn multipliers(scales: &[f16; BLOCK], inverses: &[f32; BLOCK]) -> [i16; BLOCK] {
     multipliers
 }
 
-/// `round(code * m / 256)`: as one instruction has it, if the code is shifted up first.
+/// `round(code * m / 256)`, in numbers of 16 bits: `m` in two bytes, of which the lower one is rounded.
 #[inline(always)]
 fn scaled(code: i8, m: i16) -> i16 {
-    let shifted = i16::from(code) << 7;
-    ((((i32::from(shifted) * i32::from(m)) >> 14) + 1) >> 1) as i16
+    let code = i16::from(code);
+    code.wrapping_mul(m >> 8).wrapping_add(code.wrapping_mul(m & 255).wrapping_add(128) >> 8)
 }
 
 /// Scales codes, each with the multiplier in the same place of as many.
@@ -189,14 +189,15 @@ vectorised! {
         let inverses = inverses(block.units);
         for (g, scales) in block.scales.as_chunks::<BLOCK>().0.iter().enumerate() {
             let multipliers = multipliers(scales, &inverses);
-            let range = 2 * g * GROUP..2 * ((g + 1) * GROUP).min(width);
+            let range = g * GROUP..((g + 1) * GROUP).min(width);
             let rows = block.codes.chunks_exact(2 * width).zip(numbers.chunks_exact_mut(2 * width));
             for ((codes, numbers), m) in rows.zip(multipliers.as_chunks::<2>().0) {
-                let mut alternating = [0; 2 * GROUP];
-                for i in 0..2 * GROUP {
-                    alternating[i] = m[i % 2];
+                let (even, odd) = codes.split_at(width);
+                let (even, odd) = (&even[range.clone()], &odd[range.clone()]);
+                let pairs = numbers.as_chunks_mut::<2>().0[range.clone()].iter_mut();
+                for ((pair, even), odd) in pairs.zip(even).zip(odd) {
+                    *pair = [scaled(*even, m[0]), scaled(*odd, m[1])];
                 }
-                scale_codes(&codes[range.clone()], &alternating, &mut numbers[range.clone()]);
             }
         }
     }
@@ -301,8 +302,15 @@ mod tests {
     fn place(layout: Layout, width: usize, slot: usize, i: usize) -> usize {
         match layout {
             Layout::Panels => slot / PANEL * PANEL * width + i / 2 * 2 * PANEL + slot % PANEL * 2 + i % 2,
+            Layout::Pairs | Layout::Rows => slot * width + i,
+        }
+    }
+
+    /// Where it is then.
+    fn widened_place(layout: Layout, width: usize, slot: usize, i: usize) -> usize {
+        match layout {
             Layout::Pairs => slot / 2 * 2 * width + 2 * i + slot % 2,
-            Layout::Rows => slot * width + i,
+            Layout::Panels | Layout::Rows => place(layout, width, slot, i),
         }
     }
 
@@ -330,7 +338,7 @@ mod tests {
                     let numbers = block.widened(set, layout, width, &mut memory);
                     for slot in slots {
                         let unit = f64::from(block.units[slot]);
-                        let found = |i: usize| f64::from(numbers[place(layout, width, slot, i)]);
+                        let found = |i: usize| f64::from(numbers[widened_place(layout, width, slot, i)]);
                         let norm = (0..width).map(|i| found(i) * found(i)).sum::<f64>().sqrt();
                         assert!((0..width).all(|i| found(i).abs() <= 16384.0) && norm < 65536.0, "{row:?}");
                         for (i, kept) in kept(&codes, &scales).iter().enumerate() {
@@ -342,7 +350,7 @@ mod tests {
                             );
                         }
                     }
-                    assert!((0..width).all(|i| numbers[place(layout, width, 5, i)] == 0));
+                    assert!((0..width).all(|i| numbers[widened_place(layout, width, 5, i)] == 0));
                     assert_eq!(*first.get_or_insert(numbers.to_vec()), numbers, "{set:?}");
                 }
             }

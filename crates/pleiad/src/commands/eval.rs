@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::items;
 use crate::error::Error;
 use crate::machine::{AnyEngine, with_engine};
-use crate::options::{BackendChoice, ModelArgs, NumericsChoice, parse_ids};
+use crate::options::{BackendChoice, CacheChoice, ModelArgs, NumericsChoice, parse_ids};
 use crate::progress::Progress;
 use crate::source::Source;
 use crate::terminal;
@@ -58,9 +58,13 @@ pub struct EvalArgs {
     #[arg(long, value_enum, value_name = "BACKEND")]
     against_backend: Option<BackendChoice>,
 
+    /// How the reference's caches store their values [default: as --cache]; without --against the reference is MODEL itself
+    #[arg(long, value_enum, value_name = "CACHE")]
+    against_cache: Option<CacheChoice>,
+
     /// Instead of a text: questions with exact answers, a line of JSON each, with `kind`, `messages` and `answer`; how many
     /// the model gets right, greedily and through its chat template
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "ids", "against", "against_numerics", "against_backend"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "ids", "against", "against_numerics", "against_backend", "against_cache"])]
     items: Option<PathBuf>,
 
     /// Print one JSON object
@@ -307,8 +311,16 @@ pub fn run(args: EvalArgs) -> Result<ExitCode, Error> {
     }
     let window = args.model.machine.context.unwrap_or(WINDOW);
     let task = args.task(window as usize)?;
-    let EvalArgs { model: mut model_args, against, against_numerics, against_backend, json, .. } = args;
-    let itself = against_numerics.is_some() || against_backend.is_some();
+    let EvalArgs {
+        model: mut model_args,
+        against,
+        against_numerics,
+        against_backend,
+        against_cache,
+        json,
+        ..
+    } = args;
+    let itself = against_numerics.is_some() || against_backend.is_some() || against_cache.is_some();
     let against = against.or_else(|| itself.then(|| model_args.model.clone()));
     model_args.machine.context = Some(window);
     let model = model_args.open()?;
@@ -321,6 +333,7 @@ pub fn run(args: EvalArgs) -> Result<ExitCode, Error> {
             // The same machine, another folder, other numerics or another machine after all.
             model_args.model = other.clone();
             model_args.machine.numerics = against_numerics.unwrap_or(model_args.machine.numerics);
+            model_args.machine.cache = against_cache.or(model_args.machine.cache);
             if let Some(backend) = against_backend {
                 model_args.machine.move_to(backend);
             }
