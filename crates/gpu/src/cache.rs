@@ -58,6 +58,19 @@ impl KvCache {
         }
     }
 
+    /// What kernels that take a single token read at once of a head of `width` channels: four words, or two of codes.
+    pub(crate) fn fours(&self, width: usize) -> usize {
+        match self.shape.float {
+            CacheFloat::F32 | CacheFloat::F16 => self.words(width) / 4,
+            CacheFloat::Q8 => code_words(width) / 2,
+        }
+    }
+
+    /// Channels of these.
+    pub(crate) fn values_in_four(&self) -> usize {
+        if self.shape.float == CacheFloat::F32 { 4 } else { 8 }
+    }
+
     /// Bytes of one slot of a plane whose heads have `width` channels.
     fn slot_bytes(&self, width: usize) -> u64 {
         4 * (self.shape.heads * self.words(width)) as u64
@@ -72,11 +85,11 @@ impl KvCache {
         self.values.as_ref()
     }
 
-    /// Where attention finds values, and the words of a head there: keys, where these are values.
+    /// Where attention finds values, and the channels of a head there: keys, where these are values.
     pub(crate) fn value_plane(&self) -> (&Buffer, usize) {
         match self.values() {
-            Some(values) => (values, self.words(self.shape.value_dim)),
-            None => (self.keys(), self.words(self.shape.key_dim)),
+            Some(values) => (values, self.shape.value_dim),
+            None => (self.keys(), self.shape.key_dim),
         }
     }
 
@@ -97,7 +110,7 @@ impl KvCache {
 }
 
 /// Words of the codes of a head of `width` channels.
-pub(crate) fn code_words(width: usize) -> usize {
+fn code_words(width: usize) -> usize {
     width.next_multiple_of(16) / 4
 }
 

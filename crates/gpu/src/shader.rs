@@ -72,10 +72,16 @@ enum Piece {
     Choose,
     /// Products of many rows with many inputs.
     Tile,
-    /// Words of a cache.
+    /// How values become words of a cache.
     Store,
+    /// Rows that are appended to a cache, word by word.
+    Words,
+    /// Words of a cache.
+    Rows,
     /// Four words of a cache at a time.
     Fours,
+    /// Rows of a cache that come in with a token.
+    NewRows,
     /// Attention of one token.
     Attend,
     /// Heads of one token that turn.
@@ -129,16 +135,16 @@ pub(crate) mod kernels {
 
     kernels! {
         ADD_NORM = "add_norm", [Residual, Sum, Rms], 4 => 2, [64, 256, 1024];
-        APPEND = "append", [Store], 2 => 1, [128], "HALF" in [0, 1];
-        ATTENTION = "attention", [Store, Seen], 4 => 1, [128], "HALF" in [0, 1], "ROWS" in [1, 2, 4, 8],
+        APPEND = "append", [Store, Words], 2 => 1, [128], "CACHE" in [0, 1, 2];
+        ATTENTION = "attention", [Rows, Seen], 4 => 1, [128], "CACHE" in [0, 1, 2], "ROWS" in [1, 2, 4, 8],
             "WORDS" in [1, 2, 4], "QUERY_QUADS" in [512];
         ATTENTION_GROUP = "attention_group", [], 4 => 1, [256], "KEY_SLICES" in [2, 4, 8, 10], "VALUE_SLICES" in [1, 2, 4],
             "MATRICES" in [1];
         ATTENTION_MERGE = "attention_merge", [], 2 => 1, [256];
-        ATTENTION_HEADS = "attention_heads", [Chain, Lanes, Store, Fours, Attend, Turn, Sum, Rms], 4 => 3, [256, 512], "LANES" in [8],
-            "HALF" in [0, 1], "ROWS" in [1], "KEY_STEPS" in [1, 2, 4, 8, 16], "VALUE_LANES" in [8, 16, 32, 64, 128],
+        ATTENTION_HEADS = "attention_heads", [Chain, Lanes, Store, Fours, NewRows, Attend, Turn, Sum, Rms], 4 => 3, [256, 512], "LANES" in [8],
+            "CACHE" in [0, 1, 2], "ROWS" in [1], "KEY_STEPS" in [1, 2, 4, 8, 16], "VALUE_LANES" in [8, 16, 32, 64, 128],
             "QUERY_QUADS" in [1], "EACH" in [1, 2, 4, 8];
-        ATTENTION_STEP = "attention_step", [Lanes, Store, Fours, Attend], 5 => 1, [256], "LANES" in [8], "HALF" in [0, 1],
+        ATTENTION_STEP = "attention_step", [Lanes, Fours, Attend], 5 => 1, [256], "LANES" in [8], "CACHE" in [0, 1, 2],
             "ROWS" in [1, 2, 4, 8], "KEY_STEPS" in [1, 2, 4, 8, 9, 16, 18], "VALUE_LANES" in [8, 16, 32, 64, 128],
             "QUERY_QUADS" in [640, 1024];
         ATTENTION_TILES = "attention_tiles", [Seen], 4 => 1, [256], "SLICES" in [1, 2, 4, 8], "MATRICES" in [1];
@@ -176,12 +182,12 @@ pub(crate) mod kernels {
         HEAD_TILES = "head_tiles", [], 0 => 2, [128];
         HEADS = "heads", [Codes, Input, Totals], 3 => 1, [64], "ROWS" in [4], "ALIGNED" in [0, 1];
         HEADS_MERGED = "heads_merged", [Chain, Codes, Totals], 3 => 1, [64, 128], "ROWS" in [4, 8];
-        HEADS_STEP = "heads_step", [Store, Turn, Sum, Rms], 4 => 3, [128], "HALF" in [0, 1], "EACH" in [1, 2, 4, 8];
+        HEADS_STEP = "heads_step", [Store, Words, Turn, Sum, Rms], 4 => 3, [128], "CACHE" in [0, 1, 2], "EACH" in [1, 2, 4, 8];
         HEADS_TURNED = "heads_turned", [Codes], 3 => 1, [64];
         LATENT_HEADS = "latent_heads", [Chain, WholeCodes, Lanes, Quads, Rounding, Store, Fours, Attend, LatentTurn, Sum, Rms], 6 => 2, [256, 512], "LANES" in [8, 16],
-            "HALF" in [0, 1], "ROWS" in [1], "KEY_STEPS" in [1, 2, 4, 5, 9, 18], "VALUE_LANES" in [8, 16, 32, 64, 128],
+            "CACHE" in [0, 1], "ROWS" in [1], "KEY_STEPS" in [1, 2, 4, 5, 9, 18], "VALUE_LANES" in [8, 16, 32, 64, 128],
             "QUERY_QUADS" in [1];
-        LATENT_STEP = "latent_step", [Store, LatentTurn, Sum, Rms], 4 => 3, [128], "HALF" in [0, 1];
+        LATENT_STEP = "latent_step", [Store, Words, LatentTurn, Sum, Rms], 4 => 3, [128], "CACHE" in [0, 1, 2];
         MATMUL = "matmul", [Linear, Codes, Input, Tile], 6 => 1, [256], "SHARE" in [1, 2, 4, 8], "MATRICES" in [0, 1],
             "ALIGNED" in [0, 1];
         MATVEC = "matvec", [Linear, Codes, Input, Totals], 5 => 1, [32, 128, 256], "ROWS" in [4], "TOKENS" in [1, 2, 4, 8],
@@ -314,10 +320,34 @@ impl Variant {
                 Input => text.push_str(piece!("pieces/input_ragged")),
                 Tile if self.matrices() => text.push_str(piece!("pieces/tile_matrices")),
                 Tile => text.push_str(piece!("pieces/tile")),
-                Store if self.constant("HALF") == Some(1) => text.push_str(piece!("pieces/store_f16")),
-                Store => text.push_str(piece!("pieces/store_f32")),
-                Fours if self.constant("HALF") == Some(1) => text.push_str(piece!("pieces/fours_f16")),
-                Fours => text.push_str(piece!("pieces/fours_f32")),
+                Store => text.push_str(match self.constant("CACHE") {
+                    Some(2) => piece!("pieces/store_q8"),
+                    Some(1) => piece!("pieces/store_f16"),
+                    _ => piece!("pieces/store_f32"),
+                }),
+                Words => text.push_str(match self.constant("CACHE") {
+                    Some(2) => piece!("pieces/words_q8"),
+                    Some(1) => piece!("pieces/words_f16"),
+                    _ => piece!("pieces/words_f32"),
+                }),
+                Rows => match self.constant("CACHE") {
+                    Some(2) => text.push_str(concat!(
+                        include_str!("shaders/pieces/codes_q8.wgsl"),
+                        include_str!("shaders/pieces/rows_q8.wgsl")
+                    )),
+                    Some(1) => text.push_str(piece!("pieces/rows_f16")),
+                    _ => text.push_str(piece!("pieces/rows_f32")),
+                },
+                Fours => match self.constant("CACHE") {
+                    Some(2) => text.push_str(concat!(
+                        include_str!("shaders/pieces/codes_q8.wgsl"),
+                        include_str!("shaders/pieces/fours_q8.wgsl")
+                    )),
+                    Some(1) => text.push_str(piece!("pieces/fours_f16")),
+                    _ => text.push_str(piece!("pieces/fours_f32")),
+                },
+                NewRows if self.constant("CACHE") == Some(2) => text.push_str(piece!("pieces/new_rows_q8")),
+                NewRows => text.push_str(piece!("pieces/new_rows")),
                 Turn => text.push_str(piece!("pieces/turn")),
                 LatentTurn => text.push_str(piece!("pieces/latent_turn")),
                 Attend => text.push_str(piece!("pieces/attend")),

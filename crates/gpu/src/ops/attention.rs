@@ -68,8 +68,13 @@ fn mask_number(mask: Mask, len: usize) -> u32 {
     }
 }
 
-pub(super) fn half(float: CacheFloat) -> u32 {
-    u32::from(float == CacheFloat::F16)
+/// How a cache stores values, as kernels know it.
+pub(super) fn way(float: CacheFloat) -> u32 {
+    match float {
+        CacheFloat::F32 => 0,
+        CacheFloat::F16 => 1,
+        CacheFloat::Q8 => 2,
+    }
 }
 
 impl Gpu {
@@ -88,7 +93,7 @@ impl Gpu {
         let numbers =
             [span.len, span.row, heads, a.shape().cols / heads, width_b, words, span.position, cache.slots()]
                 .map(|n| n as u32);
-        let variant = each(&kernels::APPEND).with("HALF", half(cache.shape.float));
+        let variant = each(&kernels::APPEND).with("CACHE", way(cache.shape.float));
         let buffers = [a.buffer(), b.unwrap_or(a).buffer(), plane];
         self.run_each(&variant, &buffers, &numbers, span.len * heads * words);
     }
@@ -129,7 +134,8 @@ impl Gpu {
                 4 * QUERY_QUADS
             )));
         }
-        let values_in_word = 4 / cache.shape.float.row_bytes(1).min(4);
+        // Of codes, half a word is taken at a time.
+        let values_in_word = cache.values_in_four() / 4;
         let value_words = value_width.div_ceil(values_in_word);
         let words = [1, 2].into_iter().find(|w| value_words <= w * THREADS).unwrap_or(4);
         let chunks = value_words.div_ceil(words * THREADS);
@@ -139,7 +145,8 @@ impl Gpu {
         let split_len = (len - seen_from).div_ceil(wanted).max(SHORTEST_SPLIT).next_multiple_of(THREADS);
         // Splits are counted from position 0; those before the first that is seen find nothing to do.
         let splits = len.div_ceil(split_len);
-        let (value_plane, value_stride) = cache.value_plane();
+        let (value_plane, value_row) = cache.value_plane();
+        let value_stride = cache.words(value_row);
         let mask = mask_number(spec.mask, len);
         let number = |n: usize| n as u32;
         let numbers = [
@@ -164,7 +171,7 @@ impl Gpu {
             number(chunks),
         ];
         let variant = Variant::new(&kernels::ATTENTION, THREADS as u32)
-            .with("HALF", half(cache.shape.float))
+            .with("CACHE", way(cache.shape.float))
             .with("ROWS", rows as u32)
             .with("WORDS", words as u32)
             .with("QUERY_QUADS", QUERY_QUADS as u32);
@@ -177,7 +184,8 @@ impl Gpu {
     fn attend_tiles(&self, queries: &Queries<'_>, span: &Span, cache: &KvCache, y: &Tensor) -> Result<bool> {
         let Queries { q, more, spec, value_width, .. } = queries;
         let key_words = cache.words(cache.shape.key_dim);
-        let (value_plane, value_words) = cache.value_plane();
+        let (value_plane, value_row) = cache.value_plane();
+        let value_words = cache.words(value_row);
         let whole = key_words.is_multiple_of(4) && value_words.is_multiple_of(4);
         let fits = cache.shape.float == CacheFloat::F16 && whole && *value_width <= WIDEST_VALUE;
         if !self.device.matrices || !fits {

@@ -5,7 +5,7 @@ use ::backend::{
     MlaWeights, Result, Span,
 };
 
-use super::attention::{HeadGate, Queries, first_seen, half};
+use super::attention::{HeadGate, Queries, first_seen, way};
 use crate::cache::KvCache;
 use crate::pool::Buffer;
 use crate::shader::{Kernel, Variant, kernels};
@@ -75,16 +75,16 @@ impl Gpu {
         let width = q.shape().cols / spec.heads;
         let width_more = more.map_or(0, |more| more.shape().cols / spec.heads);
         let key_words = cache.words(cache.shape.key_dim);
-        let (value_plane, value_stride) = cache.value_plane();
-        let values_in_word = 4 / cache.shape.float.row_bytes(1).min(4);
-        let value_words = value_width.div_ceil(values_in_word);
-        let quads = key_words * values_in_word / 4;
+        let (value_plane, value_row) = cache.value_plane();
+        let (key_fours, value_fours) =
+            (cache.fours(cache.shape.key_dim), value_width.div_ceil(cache.values_in_four()));
+        let quads = key_fours * cache.values_in_four() / 4;
         let group = spec.heads / key_heads;
         let rows = [8, 4, 2].into_iter().find(|r| r * quads <= STEP_QUADS && *r < 2 * group).unwrap_or(1);
-        let value_fours = value_words.div_ceil(4);
-        let steps = enough(&kernels::ATTENTION_STEP, "KEY_STEPS", key_words.div_ceil(4 * STEP_LANES));
+        let steps = enough(&kernels::ATTENTION_STEP, "KEY_STEPS", key_fours.div_ceil(STEP_LANES));
         let value_lanes = enough(&kernels::ATTENTION_STEP, "VALUE_LANES", value_fours);
-        let whole = [key_words, value_stride, width, width_more].iter().all(|n| n.is_multiple_of(4));
+        let whole =
+            [key_words, cache.words(value_row), width, width_more].iter().all(|n| n.is_multiple_of(4));
         let (Some(steps), Some(value_lanes), true) =
             (steps, value_lanes, whole && rows * quads <= STEP_QUADS)
         else {
@@ -104,8 +104,8 @@ impl Gpu {
             number(key_heads),
             number(width),
             number(width_more),
-            number(key_words / 4),
-            number(value_stride / 4),
+            number(key_fours),
+            number(cache.fours(value_row)),
             number(value_fours),
             number(*value_width),
             number(cache.slots()),
@@ -121,7 +121,7 @@ impl Gpu {
         ];
         let variant = Variant::new(&kernels::ATTENTION_STEP, STEP_THREADS as u32)
             .with("LANES", STEP_LANES as u32)
-            .with("HALF", half(cache.shape.float))
+            .with("CACHE", way(cache.shape.float))
             .with("ROWS", rows as u32)
             .with("KEY_STEPS", steps)
             .with("VALUE_LANES", value_lanes)
@@ -146,7 +146,8 @@ impl Gpu {
         let width = q.shape().cols / spec.heads;
         let width_more = more.map_or(0, |more| more.shape().cols / spec.heads);
         let key_words = cache.words(cache.shape.key_dim);
-        let (value_plane, value_stride) = cache.value_plane();
+        let (value_plane, value_row) = cache.value_plane();
+        let value_stride = cache.words(value_row);
         let (begin, end) = (first_seen(spec.mask, span.position), span.position + 1);
         let kernel = &kernels::ATTENTION_GROUP;
         let key_slices = enough(kernel, "KEY_SLICES", cache.shape.key_dim.div_ceil(KEY_SLICE));
@@ -221,7 +222,7 @@ impl Gpu {
         let turned = self.tensor(1, spec.heads * key_dim)?;
         let each = key_dim.max(value_dim).div_ceil(HEAD_THREADS).next_power_of_two();
         let variant = Variant::new(&kernels::HEADS_STEP, HEAD_THREADS as u32)
-            .with("HALF", half(float))
+            .with("CACHE", way(float))
             .with("EACH", each as u32);
         let interleaved = usize::from(rope.interleaved());
         let slot = span.position % cache.slots();
@@ -282,7 +283,7 @@ impl Gpu {
         let widest = key_dim.max(value_dim);
         let kernel = &kernels::ATTENTION_HEADS;
         let each = enough(kernel, "EACH", widest.div_ceil(threads as usize / 4));
-        let fours = [key_dim, value_dim].map(|dim| cache.words(dim) / 4);
+        let fours = [key_dim, value_dim].map(|dim| cache.fours(dim));
         let steps = enough(kernel, "KEY_STEPS", fours[0].div_ceil(STEP_LANES));
         let value_lanes = enough(kernel, "VALUE_LANES", fours[1]);
         let (Some(each), Some(steps), Some(value_lanes)) = (each, steps, value_lanes) else {
@@ -293,7 +294,7 @@ impl Gpu {
         }
         let variant = Variant::new(kernel, threads)
             .with("LANES", STEP_LANES as u32)
-            .with("HALF", half(float))
+            .with("CACHE", way(float))
             .with("ROWS", 1)
             .with("KEY_STEPS", steps)
             .with("VALUE_LANES", value_lanes)
@@ -363,7 +364,14 @@ impl Gpu {
             nope <= WIDEST_PLAIN && pe <= STEP_THREADS && rank <= WIDEST_LATENT && rank.is_multiple_of(8);
         let len = span.position + 1;
         let fits = simple(embed) && simple(unembed) && (embed.rows, unembed.stack.cols) == (rank, rank);
-        if !rounds || !whole || !narrow || !fits || spec.heads * len > FEW_OF_ALL_HEADS {
+        // Latents of codes are appended and attended one after the other.
+        if float == CacheFloat::Q8
+            || !rounds
+            || !whole
+            || !narrow
+            || !fits
+            || spec.heads * len > FEW_OF_ALL_HEADS
+        {
             return Ok(None);
         }
         self.reserve(cache, 1)?;
@@ -371,7 +379,7 @@ impl Gpu {
         let variant = Variant::new(kernel, threads)
             .format(embed.stack.format)
             .with("LANES", lanes as u32)
-            .with("HALF", half(float))
+            .with("CACHE", way(float))
             .with("ROWS", 1)
             .with("KEY_STEPS", steps)
             .with("VALUE_LANES", value_lanes)
@@ -430,7 +438,7 @@ impl Gpu {
         self.reserve(cache, 1)?;
         let parts = [self.tensor(1, heads * nope)?, self.tensor(1, heads * pe)?];
         let (angles, first_angle) = self.angles_of(&weights.rope, batch)?;
-        let variant = Variant::new(&kernels::LATENT_STEP, 128).with("HALF", half(cache.shape.float));
+        let variant = Variant::new(&kernels::LATENT_STEP, 128).with("CACHE", way(cache.shape.float));
         let slot = span.position % cache.slots();
         let interleaved = usize::from(weights.rope.interleaved());
         let words = cache.words(rank + pe);

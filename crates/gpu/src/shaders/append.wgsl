@@ -16,7 +16,7 @@ struct Params {
 @group(0) @binding(1) var<storage, read> b: array<f32>;
 @group(0) @binding(2) var<storage, read_write> cache: array<u32>;
 
-fn value(row: u32, channel: u32) -> f32 {
+fn stored_value(row: u32, channel: u32) -> f32 {
     if channel < params.width_a {
         return a[row * params.width_a + channel];
     }
@@ -35,8 +35,8 @@ fn main(place: Place) {
         return;
     }
     let head = i % token_words / params.words;
-    let channel = i % params.words * WORD_VALUES;
     let row = (params.first_row + token) * params.heads + head;
     let slot = (params.position + token) % params.slots;
-    cache[slot * token_words + i % token_words] = packed(vec2(value(row, channel), value(row, channel + 1u)));
+    let width = params.width_a + params.width_b;
+    cache[slot * token_words + i % token_words] = stored_word(row, i % params.words, width);
 }

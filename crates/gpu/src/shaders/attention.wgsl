@@ -67,13 +67,6 @@ fn query(row: u32, channel: u32) -> f32 {
     return 0.0;
 }
 
-fn key4(at: u32) -> vec4<f32> {
-    if WORD_VALUES == 1u {
-        return bitcast<vec4<f32>>(vec4(keys[at], keys[at + 1u], keys[at + 2u], keys[at + 3u]));
-    }
-    return vec4(unpacked(keys[at]), unpacked(keys[at + 1u]));
-}
-
 @compute @workgroup_size(THREADS)
 fn main(place: Place) {
     let thread = place.thread;
@@ -123,12 +116,12 @@ fn main(place: Place) {
             scores[r] = 0.0;
         }
         if position < range.y {
-            let at = (position % params.slots * params.key_heads + head) * params.key_words;
+            let row = position % params.slots * params.key_heads + head;
             // Four quads at once: their loads do not wait for each other.
             for (var c = 0u; c < quads; c += 4u) {
                 var part: array<vec4<f32>, 4>;
                 for (var i = 0u; i < 4u; i++) {
-                    part[i] = key4(at + min(c + i, quads - 1u) * (4u / WORD_VALUES));
+                    part[i] = key_quad(row, min(c + i, quads - 1u));
                 }
                 for (var i = 0u; i < min(4u, quads - c); i++) {
                     for (var r = 0u; r < ROWS; r++) {
@@ -185,7 +178,7 @@ fn main(place: Place) {
                     var pairs: array<vec2<f32>, AHEAD>;
                     for (var i = 0u; i < AHEAD; i++) {
                         let slot = (start + min(j + i, n - 1u)) % params.slots;
-                        pairs[i] = unpacked(values[(slot * params.key_heads + head) * params.value_stride + word]);
+                        pairs[i] = value_pair(slot * params.key_heads + head, word);
                     }
                     for (var i = 0u; i < AHEAD; i++) {
                         for (var r = 0u; r < ROWS; r++) {

@@ -39,8 +39,8 @@ struct Params {
 @group(0) @binding(2) var<storage, read> k_norm: array<f32>;
 // Cosine and sine, factor included, for each pair.
 @group(0) @binding(3) var<storage, read> angles: array<vec2<f32>>;
-@group(0) @binding(4) var<storage, read_write> keys: array<vec4<u32>>;
-@group(0) @binding(5) var<storage, read_write> values: array<vec4<u32>>;
+@group(0) @binding(4) var<storage, read_write> keys: array<Four>;
+@group(0) @binding(5) var<storage, read_write> values: array<Four>;
 @group(0) @binding(6) var<storage, read_write> y: array<f32>;
 
 // The query, the key and the value have a quarter of the threads each.
@@ -50,10 +50,11 @@ const HEADS: u32 = 3u;
 // Pairs of neighbouring channels of a thread.
 const TWOS: u32 = (EACH + 1u) / 2u;
 
-var<workgroup> new_key: array<vec4<u32>, WIDEST / FOUR>;
-var<workgroup> new_value: array<vec4<u32>, WIDEST / FOUR>;
+fn key_words(at: u32) -> Four {
+    return keys[at];
+}
 
-fn load_value(at: u32) -> vec4<u32> {
+fn value_words(at: u32) -> Four {
     return values[at];
 }
 
@@ -130,35 +131,32 @@ fn main(place: Place) {
         }
     }
     workgroupBarrier();
+    var twos: array<vec2<f32>, TWOS>;
     for (var i = 0u; i < TWOS; i++) {
         let c = 2u * (i * SPAN + own);
         if part < 3u && c < WIDEST {
             let base = part * WIDEST;
             let plain = vec2(head_values[base + c], head_values[base + c + 1u]);
             let both = vec2(turned(base, c, turns[i].xy), turned(base, c + 1u, turns[i].zw));
-            let two = select(both, plain, is_value);
+            twos[i] = select(both, plain, is_value);
+        }
+    }
+    if TOGETHER {
+        workgroupBarrier();
+    }
+    for (var i = 0u; i < TWOS; i++) {
+        let c = 2u * (i * SPAN + own);
+        if part < 3u && c < WIDEST {
             if is_query {
-                queries[c / 4u][c % 4u] = params.scale * two.x;
-                queries[c / 4u][c % 4u + 1u] = params.scale * two.y;
+                queries[c / 4u][c % 4u] = params.scale * twos[i].x;
+                queries[c / 4u][c % 4u + 1u] = params.scale * twos[i].y;
             } else {
-                // One word is two values, or each is one.
-                let word = c / WORD_VALUES;
-                if is_value {
-                    new_value[word / 4u][word % 4u] = packed(two);
-                } else {
-                    new_key[word / 4u][word % 4u] = packed(two);
-                }
-                if WORD_VALUES == 1u {
-                    if is_value {
-                        new_value[word / 4u][word % 4u + 1u] = packed(two.yx);
-                    } else {
-                        new_key[word / 4u][word % 4u + 1u] = packed(two.yx);
-                    }
-                }
+                keep_two(is_value, c, twos[i]);
             }
         }
     }
     workgroupBarrier();
+    keep_rows(place);
     attend(params.begin, params.position + 1u, head, place);
     workgroupBarrier();
     publish_quad(0u, first_quads[0], place);
@@ -171,12 +169,14 @@ fn main(place: Place) {
         write(1u, query_head, place);
     }
     if query_head % group == 0u {
-        let slot = params.position % params.slots * params.key_heads + head;
-        if place.thread < params.key_fours {
-            keys[slot * params.key_fours + place.thread] = new_key[place.thread];
+        let row = params.position % params.slots * params.key_heads + head;
+        let key_len = row_fours(params.key_fours);
+        if place.thread < key_len {
+            keys[row * key_len + place.thread] = kept_key(place.thread, params.key_fours);
         }
-        if place.thread < params.value_fours {
-            values[slot * params.value_fours + place.thread] = new_value[place.thread];
+        let value_len = row_fours(params.value_fours);
+        if place.thread < value_len {
+            values[row * value_len + place.thread] = kept_value(place.thread, params.value_fours);
         }
     }
     announce(place);

@@ -32,8 +32,8 @@ struct Params {
 
 @group(0) @binding(0) var<storage, read> q: array<vec4<f32>>;
 @group(0) @binding(1) var<storage, read> q_more: array<vec4<f32>>;
-@group(0) @binding(2) var<storage, read> keys: array<vec4<u32>>;
-@group(0) @binding(3) var<storage, read> values: array<vec4<u32>>;
+@group(0) @binding(2) var<storage, read> keys: array<Four>;
+@group(0) @binding(3) var<storage, read> values: array<Four>;
 @group(0) @binding(4) var<storage, read> gates: array<f32>;
 // [head][value channel], or, with splits, [split][head][max, sum, value channels].
 @group(0) @binding(5) var<storage, read_write> y: array<f32>;
@@ -50,7 +50,11 @@ fn query(row: u32, c: u32) -> vec4<f32> {
 // Quads of queries that a thread loads.
 const QUERY_STEPS: u32 = (ROWS * LANES * KEY_STEPS * QUADS + THREADS - 1u) / THREADS;
 
-fn load_value(at: u32) -> vec4<u32> {
+fn key_words(at: u32) -> Four {
+    return keys[at];
+}
+
+fn value_words(at: u32) -> Four {
     return values[at];
 }
 

@@ -40,6 +40,11 @@ const HEADS: u32 = 1u;
 
 var<workgroup> turned_values: array<f32, WIDEST>;
 
+// Behind the head there are zeros, and no room for more than the widest.
+fn stored_value(row: u32, c: u32) -> f32 {
+    return select(0.0, turned_values[min(c, WIDEST - 1u)], c < WIDEST);
+}
+
 @compute @workgroup_size(THREADS)
 fn main(place: Place) {
     let n = place.workgroup.x;
@@ -95,10 +100,8 @@ fn main(place: Place) {
     workgroupBarrier();
     let words = select(params.key_words, params.value_words, is_value);
     for (var i = place.thread; i < words; i += THREADS) {
-        let c = i * WORD_VALUES;
         let at = (params.slot * params.key_heads + head) * words + i;
-        // One word may end behind the head, and not behind the room for it: its second value is 0.
-        let word = packed(vec2(turned_values[c], turned_values[min(c + 1u, WIDEST - 1u)]));
+        let word = stored_word(0u, i, width);
         if is_value {
             values[at] = word;
         } else {

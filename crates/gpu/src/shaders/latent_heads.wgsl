@@ -38,7 +38,7 @@ struct Params {
 @group(0) @binding(4) var<storage, read> w: array<f32>;
 // Cosine and sine, factor included, for each pair.
 @group(0) @binding(5) var<storage, read> angles: array<vec2<f32>>;
-@group(0) @binding(6) var<storage, read_write> keys: array<vec4<u32>>;
+@group(0) @binding(6) var<storage, read_write> keys: array<Four>;
 // [split][head][max, sum, values]
 @group(0) @binding(7) var<storage, read_write> partial: array<f32>;
 
@@ -53,7 +53,11 @@ var<workgroup> plain_scales: array<f32, PLAIN_GROUPS>;
 var<workgroup> plain_sums: array<i32, PLAIN_GROUPS>;
 var<workgroup> new_key: array<vec4<u32>, WORDS * THREADS / 4u>;
 
-fn load_value(at: u32) -> vec4<u32> {
+fn key_words(at: u32) -> Four {
+    return keys[at];
+}
+
+fn value_words(at: u32) -> Four {
     return keys[at];
 }
 

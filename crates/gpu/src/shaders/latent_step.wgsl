@@ -28,7 +28,9 @@ struct Params {
 @group(0) @binding(5) var<storage, read_write> q_turned: array<f32>;
 @group(0) @binding(6) var<storage, read_write> keys: array<u32>;
 
-fn kept(c: u32, inverse: f32) -> f32 {
+var<private> inverse: f32;
+
+fn stored_value(row: u32, c: u32) -> f32 {
     if c < params.rank {
         return kv[c] * inverse * w[c];
     }
@@ -62,9 +64,8 @@ fn main(place: Place) {
     for (var c = place.thread; c < params.rank; c += THREADS) {
         squares += squares_of(kv[c]);
     }
-    let inverse = inverse_rms(squares, params.rank, params.eps, place);
+    inverse = inverse_rms(squares, params.rank, params.eps, place);
     for (var i = place.thread; i < params.key_words; i += THREADS) {
-        let c = i * WORD_VALUES;
-        keys[params.slot * params.key_words + i] = packed(vec2(kept(c, inverse), kept(c + 1u, inverse)));
+        keys[params.slot * params.key_words + i] = stored_word(0u, i, params.rank + params.pe);
     }
 }

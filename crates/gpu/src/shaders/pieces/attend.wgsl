@@ -6,9 +6,8 @@
 const CHUNK: u32 = THREADS / LANES;
 const GROUPS: u32 = THREADS / VALUE_LANES;
 const VALUE_STEPS: u32 = VALUE_LANES / LANES;
-// Values of four words, and quads of them.
-const FOUR: u32 = 4u * WORD_VALUES;
-const QUADS: u32 = WORD_VALUES;
+// Quads of what a thread takes of a row at once.
+const QUADS: u32 = FOUR / 4u;
 const ROOM: u32 = max(QUERY_QUADS, THREADS);
 // Rows that are put together at once.
 const AT_ONCE: u32 = min(ROWS, ROOM / THREADS);
@@ -41,22 +40,21 @@ fn capped(score: f32) -> f32 {
 
 // Asks for this thread's part of the key at a position. Positions beyond the last repeat it, and weigh nothing.
 fn load_key(position: u32, head: u32, place: Place) {
-    let at = (position % params.slots * params.key_heads + head) * params.key_fours;
+    let row = position % params.slots * params.key_heads + head;
     for (var i = 0u; i < KEY_STEPS; i++) {
-        key[i] = keys[at + min(i * LANES + lane_of(place), params.key_fours - 1u)];
+        key[i] = key_four(row, min(i * LANES + lane_of(place), params.key_fours - 1u));
     }
 }
 
 // All positions from `begin` to `end`, the keys of the first having been asked for, and queries being there. Each kernel has its own
-// `load_value(at)`, and `key_at(loaded, four, position)` and `value_at(loaded, four, position)`: fours of words as they were loaded, or others.
+// `key_words(at)` and `value_words(at)` for the caches, and `key_at(loaded, four, position)` and `value_at(loaded, four, position)`: what was
+// loaded, or what has just come.
 fn attend(begin: u32, end: u32, head: u32, place: Place) {
     let lane = lane_of(place);
     let team = team_of(place);
     let quads = params.key_fours * QUADS;
     let group = place.thread / VALUE_LANES;
-    let value_stride = params.key_heads * params.value_stride;
-    let value_four = min(place.thread % VALUE_LANES, params.value_fours - 1u);
-    let value_first = head * params.value_stride + value_four;
+    let own_four = min(place.thread % VALUE_LANES, params.value_fours - 1u);
     for (var r = 0u; r < ROWS; r++) {
         row_max[r] = LOWEST;
         row_sums[r] = 0.0;
@@ -70,7 +68,8 @@ fn attend(begin: u32, end: u32, head: u32, place: Place) {
         // Asked for before scores are known.
         var words: array<vec4<u32>, VALUE_STEPS>;
         for (var n = 0u; n < VALUE_STEPS; n++) {
-            words[n] = load_value(slot_of(first_slot + min(n * GROUPS + group, last)) * value_stride + value_first);
+            let slot = slot_of(first_slot + min(n * GROUPS + group, last));
+            words[n] = value_four(slot * params.key_heads + head, own_four);
         }
         var parts: array<f32, ROWS>;
         for (var r = 0u; r < ROWS; r++) {
@@ -114,7 +113,7 @@ fn attend(begin: u32, end: u32, head: u32, place: Place) {
         }
         for (var n = 0u; n < VALUE_STEPS; n++) {
             let position = n * GROUPS + group;
-            let four = value_at(words[n], value_four, start + position);
+            let four = value_at(words[n], own_four, start + position);
             for (var r = 0u; r < ROWS; r++) {
                 let weight = select(0.0, exp(scores[turn + position * ROWS + r] - row_max[r]), position <= last);
                 row_sums[r] += weight;
