@@ -42,7 +42,7 @@ use profile::Profile;
 /// How products are rounded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Numerics {
-    /// Activations are rounded to 15 bits inside products with quantised weights, and to 16 in attention over f16 caches.
+    /// Activations are rounded to 15 bits inside products with quantised weights, and to 16 in attention over caches of halves or codes.
     #[default]
     Fast,
     /// Plain f32 throughout: the reference.

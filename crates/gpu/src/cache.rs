@@ -249,4 +249,22 @@ mod tests {
         let cache = KvCache::new(&shape);
         assert_eq!((cache.words(6), cache.words(3), cache.slot_bytes(6)), (4, 2, 32));
     }
+
+    #[test]
+    fn codes_are_followed_by_their_scales() {
+        let shape = KvShape { heads: 2, key_dim: 256, value_dim: 33, float: CacheFloat::Q8, window: None };
+        let cache = KvCache::new(&shape);
+        for (width, words, fours, parts) in [
+            (256, 64 + 4, 32, [(0, 256), (256, 16)]),
+            (33, 12 + 4, 6, [(0, 33), (48, 4)]),
+            (128, 32 + 4, 16, [(0, 128), (128, 8)]),
+            (576, 144 + 12, 72, [(0, 576), (576, 36)]),
+        ] {
+            assert_eq!((cache.words(width), cache.fours(width)), (words, fours), "{width}");
+            assert_eq!(cache.parts(width), parts, "{width}");
+            // Kernels find the one by the other.
+            assert_eq!(words - words.div_ceil(68) * 4, 2 * fours);
+            assert_eq!(2 * (fours + fours.div_ceil(32) * 2), words);
+        }
+    }
 }

@@ -24,7 +24,7 @@ pub enum BackendChoice {
 /// How products are rounded.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum NumericsChoice {
-    /// On the CPU, activations are rounded to 15 bits inside products; caches are f16
+    /// On the CPU, activations are rounded to 15 bits inside products; caches are f16, unless --cache says otherwise
     Fast,
     /// Plain f32 throughout
     Exact,
@@ -37,7 +37,7 @@ pub enum CacheChoice {
     F16,
     /// 32-bit floats
     F32,
-    /// 8-bit codes, a scale for every 32: about half of f16 again, a little less exact
+    /// 8-bit codes, a scale for every 32: about half the memory of f16, a little less exact
     Q8,
 }
 
