@@ -176,4 +176,18 @@ mod tests {
             values[..5].iter().all(|v| *v == half::f16::ONE) && values[5..].iter().all(|v| v.to_bits() == 0)
         );
     }
+
+    #[test]
+    fn memory_that_is_expected_holds_zeros_and_no_number_changes() {
+        for (len, room) in [(10, 20), (PAGES, 2 * PAGES), (LARGE, 4 * LARGE), (LARGE / 2 - 7, LARGE)] {
+            let mut values = Aligned::<half::f16>::new();
+            values.grow(len, room).unwrap();
+            values.fill(half::f16::ONE);
+            // Less than there is, all of the room, and more than that.
+            [len - 1, len, len + 1, room, 10 * room].iter().for_each(|len| values.expect(*len));
+            values.grow(room, 0).unwrap();
+            let kept = values.iter().take_while(|v| **v == half::f16::ONE).count();
+            assert!(kept == len && values[len..].iter().all(|v| v.to_bits() == 0), "{len} of {room}");
+        }
+    }
 }

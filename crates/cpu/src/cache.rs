@@ -123,6 +123,7 @@ impl Store {
             Store::F32(values) => values.expect(rows * width),
             Store::F16(values) => values.expect(rows * width),
             Store::Whole { numbers, .. } => numbers.expect(rows * width),
+            Store::Codes { codes, .. } => codes.expect(rows * width),
         }
     }
 

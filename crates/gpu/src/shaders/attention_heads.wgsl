@@ -67,6 +67,16 @@ fn value_at(loaded: vec4<u32>, four: u32, position: u32) -> vec4<u32> {
     return select(loaded, new_value[four], position >= params.position);
 }
 
+// Channels `c` and the next of what a thread has turned.
+fn keep(is_query: bool, is_value: bool, c: u32, two: vec2<f32>) {
+    if is_query {
+        queries[c / 4u][c % 4u] = params.scale * two.x;
+        queries[c / 4u][c % 4u + 1u] = params.scale * two.y;
+    } else {
+        keep_two(is_value, c, two);
+    }
+}
+
 // The first or the second quads.
 fn write(k: u32, query_head: u32, place: Place) {
     let sum = sum_of(0u);
@@ -138,20 +148,21 @@ fn main(place: Place) {
             let base = part * WIDEST;
             let plain = vec2(head_values[base + c], head_values[base + c + 1u]);
             let both = vec2(turned(base, c, turns[i].xy), turned(base, c + 1u, turns[i].zw));
-            twos[i] = select(both, plain, is_value);
+            let two = select(both, plain, is_value);
+            if TOGETHER {
+                twos[i] = two;
+            } else {
+                keep(is_query, is_value, c, two);
+            }
         }
     }
     if TOGETHER {
+        // They take the place of what they were made of.
         workgroupBarrier();
-    }
-    for (var i = 0u; i < TWOS; i++) {
-        let c = 2u * (i * SPAN + own);
-        if part < 3u && c < WIDEST {
-            if is_query {
-                queries[c / 4u][c % 4u] = params.scale * twos[i].x;
-                queries[c / 4u][c % 4u + 1u] = params.scale * twos[i].y;
-            } else {
-                keep_two(is_value, c, twos[i]);
+        for (var i = 0u; i < TWOS; i++) {
+            let c = 2u * (i * SPAN + own);
+            if part < 3u && c < WIDEST {
+                keep(is_query, is_value, c, twos[i]);
             }
         }
     }
