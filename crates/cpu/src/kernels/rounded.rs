@@ -76,7 +76,7 @@ pub(crate) struct Rounded {
 const SUM_PADDING: usize = LANES;
 
 impl Rounded {
-    /// Room for `n` tokens of `cols` values, which [`TokenPart::fill`] writes, the padding too.
+    /// Room for `n` tokens of `cols` values, which [`Part::fill`] writes, the padding too.
     pub fn new(arena: &Arc<Arena>, form: Form, cols: usize, n: usize) -> Self {
         let stride = 2 * cols.next_multiple_of(form.padding());
         let sums = n * Self::sum_stride_of(form, cols);
@@ -103,43 +103,48 @@ impl Rounded {
         Self::sum_stride_of(self.form, self.cols)
     }
 
-    /// The tokens as parts that threads can fill one by one.
-    pub fn parts(&mut self) -> impl Iterator<Item = TokenPart<'_>> {
-        let (form, sum_stride) = (self.form, self.sum_stride());
-        let data = self.data.chunks_exact_mut(self.stride);
-        let sums = self.sums.chunks_exact_mut(sum_stride);
-        data.zip(sums).zip(&mut self.scales).map(move |((data, sums), scale)| TokenPart {
-            form,
-            data,
-            sums,
-            scale,
-        })
+    /// So many tokens at a time, as parts that threads can fill by themselves.
+    pub fn parts(&mut self, tokens: usize) -> impl Iterator<Item = Part<'_>> {
+        let (form, cols, stride, sum_stride) = (self.form, self.cols, self.stride, self.sum_stride());
+        let data = self.data.chunks_mut(tokens * stride);
+        let sums = self.sums.chunks_mut(tokens * sum_stride);
+        let parts = data.zip(sums).zip(self.scales.chunks_mut(tokens));
+        parts.map(move |((data, sums), scales)| Part { form, cols, stride, sum_stride, data, sums, scales })
     }
 }
 
-/// Where one token's rounded activations go.
-pub(crate) struct TokenPart<'a> {
+/// Where rounded activations of some tokens go.
+pub(crate) struct Part<'a> {
     form: Form,
+    cols: usize,
+    stride: usize,
+    sum_stride: usize,
     data: &'a mut [i8],
     sums: &'a mut [f32],
-    scale: &'a mut f32,
+    scales: &'a mut [f32],
 }
 
-impl TokenPart<'_> {
-    /// Rounds `x`, whose length is that of all tokens; `numbers` is scratch.
-    pub fn fill(self, set: Set, x: &[f32], numbers: &mut Vec<i16>) {
-        numbers.clear();
-        numbers.resize(x.len().next_multiple_of(self.form.padding()), 0);
-        *self.scale = round(set, x, &mut numbers[..x.len()]);
-        group_sums(set, &numbers[..x.len()], self.form.group, self.sums);
-        match set {
-            #[cfg(target_arch = "x86_64")]
-            Set::Avx512 => super::avx512::arrange(self.form, numbers, self.data),
-            #[cfg(target_arch = "x86_64")]
-            Set::Avx2 => super::avx2::arrange(self.form, numbers, self.data),
-            #[cfg(target_arch = "aarch64")]
-            Set::Neon => super::neon::arrange(self.form, numbers, self.data),
-            Set::Scalar => scalar::arrange(numbers, self.data),
+impl Part<'_> {
+    /// Rounds `x`, the activations of these tokens.
+    pub fn fill(self, set: Set, x: &[f32]) {
+        let mut numbers = vec![0; self.cols.next_multiple_of(self.form.padding())];
+        let data = self.data.chunks_exact_mut(self.stride);
+        let sums = self.sums.chunks_exact_mut(self.sum_stride);
+        let tokens = x.chunks_exact(self.cols).zip(data).zip(sums).zip(self.scales);
+        for (((x, data), sums), scale) in tokens {
+            // Beyond them there are zeros.
+            let own = &mut numbers[..self.cols];
+            *scale = round(set, x, own);
+            group_sums(set, own, self.form.group, sums);
+            match set {
+                #[cfg(target_arch = "x86_64")]
+                Set::Avx512 => super::avx512::arrange(self.form, &numbers, data),
+                #[cfg(target_arch = "x86_64")]
+                Set::Avx2 => super::avx2::arrange(self.form, &numbers, data),
+                #[cfg(target_arch = "aarch64")]
+                Set::Neon => super::neon::arrange(self.form, &numbers, data),
+                Set::Scalar => scalar::arrange(&numbers, data),
+            }
         }
     }
 }

@@ -105,9 +105,9 @@ fn tokens(n: usize, cols: usize) -> Vec<f32> {
 
 fn rounded(set: Set, form: Form, x: &[f32], cols: usize) -> Rounded {
     let mut rounded = Rounded::new(&Default::default(), form, cols, x.len() / cols);
-    let mut numbers = Vec::new();
-    for (part, x) in rounded.parts().zip(x.chunks_exact(cols)) {
-        part.fill(set, x, &mut numbers);
+    // Two at a time, and perhaps one at the end.
+    for (part, x) in rounded.parts(2).zip(x.chunks(2 * cols)) {
+        part.fill(set, x);
     }
     rounded
 }

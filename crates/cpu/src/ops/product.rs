@@ -126,11 +126,10 @@ fn round(machine: &Machine, x: &[f32], cols: usize, form: Form) -> Rounded {
     const TOKENS: usize = 8;
     let n = x.len() / cols;
     let mut rounded = Rounded::new(&machine.arena, form, cols, n);
-    let mut parts: Vec<_> = rounded.parts().zip(x.chunks_exact(cols)).map(Some).collect();
-    machine.pool.pieces(&mut parts, TOKENS, |_, parts| {
-        let mut numbers = Vec::new();
-        for (part, x) in parts.iter_mut().filter_map(Option::take) {
-            part.fill(machine.set, x, &mut numbers);
+    let mut parts: Vec<_> = rounded.parts(TOKENS).zip(x.chunks(TOKENS * cols)).map(Some).collect();
+    machine.pool.pieces(&mut parts, 1, |_, part| {
+        if let Some((part, x)) = part[0].take() {
+            part.fill(machine.set, x);
         }
     });
     drop(parts);

@@ -10,7 +10,7 @@ mod target;
 
 pub use bandwidth::Bandwidth;
 pub use measure::{Work, measure};
-pub use memory::peak_memory;
+pub use memory::{large_pages, peak_memory};
 pub use report::Report;
 pub use svg::draw;
 pub use target::Target;

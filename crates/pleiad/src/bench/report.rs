@@ -31,6 +31,8 @@ pub struct Report {
     /// From the folder to a model that can run.
     pub open_seconds: f64,
     pub peak_memory: Option<u64>,
+    /// The part of the weights' pages that are large ones.
+    pub large_pages: Option<f64>,
     /// Whether to tell where the time went.
     pub profiled: bool,
 }
@@ -93,6 +95,7 @@ impl Report {
             "dispatches_per_token": self.measured.dispatches_per_token.map(|n| round(n, 1)),
             "open_seconds": round(self.open_seconds, 4),
             "peak_memory": self.peak_memory,
+            "large_pages": self.large_pages.map(|part| round(part, 4)),
             "streaming": self.disk.map(|disk| json!({
                 "disk": disk as u64,
                 "prefill": self.measured.prefill_streamed.json(disk),
@@ -125,7 +128,14 @@ impl Report {
             writeln!(out, "decode     {}\n", decode_streamed.line(disk))?;
         }
         if let Some(peak) = self.peak_memory {
-            writeln!(out, "memory     {} at most, with the pages of weights that were read", bytes(peak))?;
+            let large =
+                self.large_pages.map(|part| format!(", {:.0}% of them large", (100.0 * part).floor()));
+            let large = large.unwrap_or_default();
+            writeln!(
+                out,
+                "memory     {} at most, with the pages of weights that were read{large}",
+                bytes(peak)
+            )?;
         }
         if self.profiled {
             print_profile(out, "prefill", &self.measured.prefill_profile)?;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum, value_parser};
 use engine::Engine;
 
-use crate::bench::{Bandwidth, Report, Target, Work, draw, measure, peak_memory};
+use crate::bench::{Bandwidth, Report, Target, Work, draw, large_pages, measure, peak_memory};
 use crate::error::Error;
 use crate::machine::{Machine, wait_for_weights, with_engine};
 use crate::options::MachineArgs;
@@ -147,7 +147,7 @@ fn report<B: Machine>(
 ) -> Result<Report, Error> {
     let measured = measure(engine, &work)?;
     // Before the buffer that the bandwidth is measured with.
-    let peak_memory = peak_memory();
+    let (peak_memory, large_pages) = (peak_memory(), large_pages());
     let machine = engine.model().backend();
     let numerics = machine.numerics(args.machine.numerics).to_possible_value();
     let bandwidth = |threads| Bandwidth::measure(threads, machine.free_memory(), args.quick);
@@ -165,6 +165,7 @@ fn report<B: Machine>(
         disk: machine.store().and_then(|store| store.disk_speed(DISK_TIME)),
         open_seconds,
         peak_memory,
+        large_pages,
         profiled: args.profile,
     })
 }
