@@ -21,20 +21,24 @@ fn choose(experts: u32, turns: u32, slot: u32, place: Place) -> u32 {
     }
     mine = 0u;
     var expert = 0u;
+    // The one that was chosen last: what comes behind it is left. Keys stay as they are: when those of the chosen were set to 0 instead, NVIDIA's compiler made
+    // something else of 8 keys, and of 8 only.
+    var last_key = 0xffffffffu;
+    var last = NOBODY;
     for (var turn = 0u; turn < turns; turn++) {
-        var own = keys[0];
-        var at = 0u;
-        for (var i = 1u; i < KEYS; i++) {
-            at = select(at, i, keys[i] > own);
-            own = max(own, keys[i]);
-        }
-        let best = subgroupMax(own);
-        let index = subgroupMin(select(NOBODY, at * place.subgroup_size + place.lane, own == best));
-        mine = select(mine, index, place.lane == turn);
-        expert = select(expert, index, turn == slot);
+        var own = 0u;
+        var at = NOBODY;
         for (var i = 0u; i < KEYS; i++) {
-            keys[i] = select(keys[i], 0u, i * place.subgroup_size + place.lane == index);
+            let index = i * place.subgroup_size + place.lane;
+            let is_left = keys[i] < last_key || (keys[i] == last_key && index > last);
+            let is_better = is_left && keys[i] > own;
+            at = select(at, index, is_better);
+            own = select(own, keys[i], is_better);
         }
+        last_key = subgroupMax(own);
+        last = subgroupMin(select(NOBODY, at, own == last_key));
+        mine = select(mine, last, place.lane == turn);
+        expert = select(expert, last, turn == slot);
     }
     return expert;
 }
