@@ -2,7 +2,7 @@
 
 use crate::{
     Attention, AttentionWeights, Backend, Batch, Handle, LatentAttention, LatentWeights, MoeWeights, Norm,
-    Result, Routing, Shared,
+    Result, Routing, Shared, UnitWeights,
 };
 
 /// [`Backend::self_attention`]
@@ -127,4 +127,18 @@ pub fn moe<B: Backend>(
             b.combine(&zero, &y, shared)
         }
     }
+}
+
+/// [`Backend::norm_add_unit_moe`]
+pub fn norm_add_unit_moe<B: Backend>(
+    b: &B,
+    r: &B::Tensor,
+    x_post: [&B::Tensor; 2],
+    (norm, unit): (Norm<'_, B::Tensor>, &UnitWeights<B>),
+    (moe_norm, weights): (Norm<'_, B::Tensor>, &MoeWeights<B>),
+) -> Result<[B::Tensor; 3]> {
+    let (h, hidden) = b.norm_add_gate_up(r, x_post, norm, unit.gate_up.each_ref(), unit.activation)?;
+    let dense = b.matmul(&hidden, &unit.down)?;
+    let routed = b.moe(&h, moe_norm, weights, false)?;
+    Ok([h, dense, routed])
 }

@@ -23,6 +23,6 @@ pub use rope::{Pairing, RopeSpec, YarnSpec};
 pub use shapes::{
     Activation, Attention, AttentionWeights, CacheFloat, Factor, GdnShape, GdnWeights, GroupedSigmoid,
     Handle, KeyValueNorms, KvImage, KvShape, LatentAttention, LatentWeights, Mask, MlaWeights, MoeWeights,
-    Norm, RecurrentImage, Routing, Shape, Shared,
+    Norm, RecurrentImage, Routing, Shape, Shared, UnitWeights,
 };
 pub use top::largest;

@@ -5,7 +5,7 @@ use checkpoint::Weight;
 use crate::{
     Activation, Attention, AttentionWeights, Batch, Error, Factor, GdnShape, GdnWeights, GroupedSigmoid,
     Handle, KvImage, KvShape, LatentAttention, LatentWeights, MlaWeights, MoeWeights, Norm, OperationTime,
-    RecurrentImage, Result, RopeSpec, Shared, Span, compositions,
+    RecurrentImage, Result, RopeSpec, Shared, Span, UnitWeights, compositions,
 };
 
 /// A machine that runs models.
@@ -372,6 +372,23 @@ pub trait Backend: Sized + 'static {
         compositions::self_attention(self, q, kv, weights, batch, caches, spec)
     }
 
+    /// [`self_attention`](Self::self_attention) and the projection behind it: `Wo y[t]`, plus a residual.
+    fn self_attention_out(
+        &self,
+        (q, kv): (Self::Tensor, Option<[Self::Tensor; 2]>),
+        weights: &AttentionWeights<Self>,
+        batch: &Batch<Self>,
+        caches: &mut [&mut Self::KvCache],
+        spec: &Attention,
+        (out, residual): (&Self::Matrix, Option<Self::Tensor>),
+    ) -> Result<Self::Tensor> {
+        let y = self.self_attention(q, kv, weights, batch, caches, spec)?;
+        match residual {
+            Some(residual) => self.matmul_add(&y, out, residual),
+            None => self.matmul(&y, out),
+        }
+    }
+
     /// `q'[h] = W[h] q[h]`: brings the plain part of each query head `[n, heads * nope]` into latent space
     /// `[n, heads * rank]`.
     fn mla_absorb_q(&self, q: &Self::Tensor, weights: &Self::HeadMatrices) -> Result<Self::Tensor>;
@@ -493,6 +510,18 @@ pub trait Backend: Sized + 'static {
         add: bool,
     ) -> Result<Self::Tensor> {
         compositions::moe(self, h, norm, weights, add)
+    }
+
+    /// `h = r + rms(x) * post`, and what a gated unit makes of `rms(h) * w` and [`moe`](Self::moe), without the residual, of `h`: Gemma's
+    /// dense and routed halves, which know nothing of each other. Returns `[h, dense, routed]`.
+    fn norm_add_unit_moe(
+        &self,
+        r: &Self::Tensor,
+        [x, post]: [&Self::Tensor; 2],
+        (norm, unit): (Norm<'_, Self::Tensor>, &UnitWeights<Self>),
+        (moe_norm, weights): (Norm<'_, Self::Tensor>, &MoeWeights<Self>),
+    ) -> Result<[Self::Tensor; 3]> {
+        compositions::norm_add_unit_moe(self, r, [x, post], (norm, unit), (moe_norm, weights))
     }
 
     /// `y[t] = h[t] + moe[t]`, plus the shared expert: `sigmoid(gate[t]) * shared[t]`, or `shared[t]` as it is.

@@ -208,6 +208,16 @@ pub enum Routing<T> {
     },
 }
 
+/// A gated unit: `Wdown (act(Wgate x) * (Wup x))`.
+pub struct UnitWeights<B: Backend> {
+    /// Both over one input.
+    pub gate_up: [B::Matrix; 2],
+    /// Back to the width of the input.
+    pub down: B::Matrix,
+    /// Of the gate.
+    pub activation: Activation,
+}
+
 /// A layer of experts.
 pub struct MoeWeights<B: Backend> {
     /// From a token to a logit per expert.

@@ -260,7 +260,7 @@ pub fn run_all<B: Backend>(b: &B, filter: Option<&str>) -> Vec<Outcome> {
 const FAST: Bound = Bound::l2(1e-2);
 
 /// Operations in which fast numerics round.
-const ROUNDED: [&str; 18] = [
+const ROUNDED: [&str; 20] = [
     "matrices",
     "matmul",
     "matmuls",
@@ -269,6 +269,8 @@ const ROUNDED: [&str; 18] = [
     "gated_norm_matmul_add",
     "gate_up",
     "norm_add_gate_up",
+    "norm_add_unit_moe",
+    "self_attention_out",
     "norm_gate_up",
     "moe",
     "shared_expert",

@@ -70,7 +70,8 @@ fn operations_with_defaults_only_and_weights_in_parts() {
 /// numerics is small (docs/performance.md). Tokens one by one and many at once round in different places.
 #[test]
 fn fast_numerics() {
-    let Some(gpu) = open(&Options { numerics: Numerics::Fast, ..exact() }) else { return };
+    let barriers = Options { numerics: Numerics::Fast, chains: Some(false), ..exact() };
+    let Some(gpu) = open(&barriers) else { return };
     report(&run_all_fast(&gpu));
     for fixture in &fixtures() {
         let model = Model::load(&fixture.checkpoint, gpu.clone()).unwrap();
@@ -93,7 +94,7 @@ fn fast_numerics_with_defaults_only() {
 
 #[test]
 fn fast_numerics_in_chains() {
-    if let Some(gpu) = open(&Options { numerics: Numerics::Fast, chains: true, ..exact() }) {
+    if let Some(gpu) = open(&Options { numerics: Numerics::Fast, chains: Some(true), ..exact() }) {
         report(&run_all_fast(&gpu));
     }
 }
@@ -218,36 +219,62 @@ fn families() -> Vec<PathBuf> {
 /// A step of every family, from the same state, with either numerics, and with kernels that wait by themselves.
 #[test]
 fn decode_steps_repeat_bit_by_bit() {
-    let fast = Options { numerics: Numerics::Fast, ..exact() };
-    let chained = Options { chains: true, ..fast.clone() };
+    let fast = Options { numerics: Numerics::Fast, chains: Some(false), ..exact() };
+    let chained = Options { chains: Some(true), ..fast.clone() };
     for gpu in gpu().into_iter().chain([fast, chained].iter().filter_map(open)) {
         families().iter().for_each(|folder| steps_repeat(&gpu, folder));
     }
 }
 
-/// Steps from the same state, of kernels that wait for each other by themselves and of the same behind barriers.
+/// Logits of single tokens, each behind the same prompt; none where there is no adapter.
+fn single_tokens(options: &Options, folder: &std::path::Path) -> Option<Vec<Vec<f32>>> {
+    let gpu = open(options)?;
+    let checkpoint = checkpoint::Checkpoint::open(folder).unwrap();
+    let model = Model::load(&checkpoint, gpu.clone()).unwrap();
+    let mut state = model.state(CacheFloat::F16).unwrap();
+    let prompt: Vec<u32> = (0..40).collect();
+    logits_in_chunks(&model, &mut state, &prompt, 64).unwrap();
+    let start = state.snapshot(&gpu).unwrap();
+    let mut step = |token| {
+        assert!(state.restore(&gpu, &start).unwrap());
+        logits_in_chunks(&model, &mut state, &[token], 1).unwrap()
+    };
+    Some((0..repeats(&gpu).min(40) as u32).map(&mut step).collect())
+}
+
+/// How far single tokens are from others, the nearest first.
+fn distances(tokens: &[Vec<f32>], others: &[Vec<f32>]) -> Vec<f64> {
+    let mut errors: Vec<f64> = tokens.iter().zip(others).map(|(a, b)| relative_error(a, b)).collect();
+    errors.sort_by(f64::total_cmp);
+    errors
+}
+
+/// Steps from the same state, of kernels that wait for each other by themselves and of the same behind barriers; and of exact numerics, which
+/// go other ways. With `PLEIAD_REPEAT`, of a model in its real size.
 #[test]
 fn chains_change_nothing() {
     for folder in families() {
-        let logits = [false, true].map(|chains| {
-            let gpu = open(&Options { numerics: Numerics::Fast, chains, ..exact() })?;
-            let checkpoint = checkpoint::Checkpoint::open(&folder).unwrap();
-            let model = Model::load(&checkpoint, gpu.clone()).unwrap();
-            let mut state = model.state(CacheFloat::F16).unwrap();
-            let prompt: Vec<u32> = (0..40).collect();
-            logits_in_chunks(&model, &mut state, &prompt, 64).unwrap();
-            let start = state.snapshot(&gpu).unwrap();
-            let mut step = |token| {
-                assert!(state.restore(&gpu, &start).unwrap());
-                logits_in_chunks(&model, &mut state, &[token], 1).unwrap()
-            };
-            Some((0..repeats(&gpu).min(40) as u32).map(&mut step).collect::<Vec<_>>())
-        });
-        let [Some(plain), Some(chained)] = logits else { return };
-        let mut errors: Vec<f64> = plain.iter().zip(&chained).map(|(a, b)| relative_error(b, a)).collect();
-        errors.sort_by(f64::total_cmp);
+        let of =
+            |numerics, chains| single_tokens(&Options { numerics, chains: Some(chains), ..exact() }, &folder);
+        let fast = [false, true].map(|chains| of(Numerics::Fast, chains));
+        let ([Some(plain), Some(chained)], Some(precise)) = (fast, of(Numerics::Exact, false)) else {
+            return;
+        };
+        let (apart, off) = (distances(&chained, &plain), distances(&plain, &precise));
+        let [middle, most] = [apart.len() / 2, apart.len() * 9 / 10];
+        println!(
+            "{}: chains and barriers are {:.1e} apart ({:.1e} most), fast and exact numerics {:.1e} ({:.1e})",
+            folder.display(),
+            apart[middle],
+            apart[most],
+            off[middle],
+            off[most]
+        );
         // Compilers may put sums and products together differently, and an expert may be chosen by a hair.
-        assert!(errors[errors.len() * 9 / 10] < 1e-4, "{}: {errors:?}", folder.display());
+        assert!(apart[most] < 1e-4, "{}: {apart:?}", folder.display());
+        // Random weights magnify rounding, and what an expert chosen by a hair changes: three models in their real size were off by 0.16 to 0.23. Wrong
+        // experts are off by 0.7.
+        assert!(off[middle] < 0.4, "{}: {off:?}", folder.display());
     }
 }
 

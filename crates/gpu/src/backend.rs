@@ -5,11 +5,13 @@ use std::sync::Arc;
 use ::backend::{
     Activation, Attention, AttentionWeights, Backend, Batch, Error, Factor, GdnShape, GdnWeights,
     GroupedSigmoid, Handle, KvImage, KvShape, LatentAttention, LatentWeights, Mask, MoeWeights, Norm,
-    OperationTime, RecurrentImage, Result, RopeSpec, Routing, Shape, Shared, Span, check, compositions,
+    OperationTime, RecurrentImage, Result, RopeSpec, Routing, Shape, Shared, Span, UnitWeights, check,
+    compositions,
 };
 use checkpoint::Weight;
 
 use crate::ops::attention::Queries;
+use crate::ops::attention_step::Attended;
 use crate::ops::layout::PartOfHeads;
 use crate::ops::product::neighbours;
 use crate::ops::rounded::{Besides, Prepared};
@@ -22,6 +24,37 @@ use crate::{
 };
 
 impl Gpu {
+    /// Attention of one token in few dispatches; `None` where that cannot be, or shapes do not fit, which the parts refuse.
+    fn attended(
+        &self,
+        (q, kv): (&Tensor, Option<&[Tensor; 2]>),
+        weights: &AttentionWeights<Self>,
+        batch: &Batch<Self>,
+        caches: &mut [&mut KvCache],
+        (spec, shared): (&Attention, bool),
+    ) -> Result<Option<Attended>> {
+        let width = weights.q_norm.shape().cols;
+        let stride = if weights.gated { 2 * width } else { width };
+        let fits = |cache: &KvCache| {
+            let KvShape { heads, key_dim, value_dim, .. } = cache.shape;
+            let kv_fits = |[k, v]: &[Tensor; 2]| {
+                (k.shape().cols, v.shape().cols) == (heads * key_dim, heads * value_dim)
+                    && weights.key_value.as_ref().is_some_and(|own| own.heads == heads)
+            };
+            width == key_dim
+                && q.shape().cols == spec.heads * stride
+                && spec.heads.is_multiple_of(heads)
+                && (!weights.gated || value_dim == key_dim)
+                && batch.spans().first().is_some_and(|span| span.position == cache.len())
+                && weights.rope.rotary_dim() <= width
+                && kv.is_some_and(kv_fits)
+        };
+        match caches {
+            [cache] if fits(cache) => self.attention_step(q, kv, weights, batch, cache, (spec, shared)),
+            _ => Ok(None),
+        }
+    }
+
     /// Appends to every cache or, when one does not fit, to none.
     fn append_all(
         &self,
@@ -452,30 +485,40 @@ impl Backend for Gpu {
         caches: &mut [&mut KvCache],
         spec: &Attention,
     ) -> Result<Tensor> {
-        let width = weights.q_norm.shape().cols;
-        let stride = if weights.gated { 2 * width } else { width };
-        // What does not fit is refused by the parts.
-        let fits = |cache: &KvCache| {
-            let KvShape { heads, key_dim, value_dim, .. } = cache.shape;
-            let kv_fits = |[k, v]: &[Tensor; 2]| {
-                (k.shape().cols, v.shape().cols) == (heads * key_dim, heads * value_dim)
-                    && weights.key_value.as_ref().is_some_and(|own| own.heads == heads)
-            };
-            width == key_dim
-                && q.shape().cols == spec.heads * stride
-                && spec.heads.is_multiple_of(heads)
-                && (!weights.gated || value_dim == key_dim)
-                && batch.spans().first().is_some_and(|span| span.position == cache.len())
-                && weights.rope.rotary_dim() <= width
-                && kv.as_ref().is_some_and(kv_fits)
-        };
-        if let [cache] = &mut *caches
-            && fits(cache)
-            && let Some(y) = self.attention_step(&q, kv.as_ref(), weights, batch, cache, spec)?
-        {
-            return Ok(y);
+        match self.attended((&q, kv.as_ref()), weights, batch, caches, (spec, false))? {
+            Some(Attended::Whole(y)) => Ok(y),
+            _ => compositions::self_attention(self, q, kv, weights, batch, caches, spec),
         }
-        compositions::self_attention(self, q, kv, weights, batch, caches, spec)
+    }
+
+    fn self_attention_out(
+        &self,
+        (q, kv): (Tensor, Option<[Tensor; 2]>),
+        weights: &AttentionWeights<Self>,
+        batch: &Batch<Self>,
+        caches: &mut [&mut KvCache],
+        spec: &Attention,
+        (out, residual): (&Matrix, Option<Tensor>),
+    ) -> Result<Tensor> {
+        let shared = self.rounds(q.shape().rows, &out.stack);
+        let y = match self.attended((&q, kv.as_ref()), weights, batch, caches, (spec, shared))? {
+            Some(Attended::Splits(splits)) => {
+                let shape = check::matmul("matmul", splits.parts.shape(), out.shape())?;
+                if let Some(residual) = &residual {
+                    check::equal("matmul_add", "the residual", residual.shape(), shape)?;
+                }
+                let besides =
+                    Besides { bias: out.bias.as_ref(), residual: residual.as_ref(), ..Besides::default() };
+                let rows = out.first..out.first + out.rows;
+                return self.rounded_product(&Prepared::Splits(&splits), &out.stack, rows, &besides);
+            }
+            Some(Attended::Whole(y)) => y,
+            None => compositions::self_attention(self, q, kv, weights, batch, caches, spec)?,
+        };
+        match residual {
+            Some(residual) => self.matmul_add(&y, out, residual),
+            None => self.matmul(&y, out),
+        }
     }
 
     fn mla_absorb_q(&self, q: &Tensor, weights: &HeadMatrices) -> Result<Tensor> {
@@ -641,7 +684,8 @@ impl Backend for Gpu {
             } else {
                 self.norm_product(h, own.unwrap_or(norm), &router.stack, rows, bias, digits)?
             };
-            return self.experts_step(h, &logits, weights, add);
+            let up = self.experts_step_up(&logits, weights)?;
+            return self.experts_step_down(&up, experts, add.then_some(h));
         }
         let x = self.rms_norm_of(h, Some(norm.w), h.shape().cols, norm.eps)?;
         let x = self.input(&x)?;
@@ -660,6 +704,19 @@ impl Backend for Gpu {
         };
         let y = self.experts_of(&x, &routes, experts, *activation)?;
         if add { self.combine_of(h, &y, &Shared::Absent) } else { Ok(y) }
+    }
+
+    fn norm_add_unit_moe(
+        &self,
+        r: &Tensor,
+        [x, post]: [&Tensor; 2],
+        (norm, unit): (Norm<'_, Tensor>, &UnitWeights<Self>),
+        (moe_norm, weights): (Norm<'_, Tensor>, &MoeWeights<Self>),
+    ) -> Result<[Tensor; 3]> {
+        match self.unit_beside_moe(r, [x, post], (norm, unit), (moe_norm, weights))? {
+            Some(all) => Ok(all),
+            None => compositions::norm_add_unit_moe(self, r, [x, post], (norm, unit), (moe_norm, weights)),
+        }
     }
 
     fn combine(&self, h: &Tensor, moe: &Tensor, shared: Shared<'_, Tensor>) -> Result<Tensor> {

@@ -169,7 +169,8 @@ impl Device {
             memory_hints: wgpu::MemoryHints::Performance,
             trace: wgpu::Trace::Off,
         };
-        let chains = options.chains && features.contains(wgpu::Features::SUBGROUP);
+        let chains = options.chains.unwrap_or_else(|| vulkan::starts_in_order(&raw.get_info()));
+        let chains = chains && features.contains(wgpu::Features::SUBGROUP);
         let (wgpu, queue) = match vulkan::open_computing(raw, &descriptor, chains) {
             Some(opened) => opened,
             None => ready(raw.request_device(&descriptor))

@@ -45,6 +45,10 @@ mod vulkan {
     pub(crate) fn linked<T>(_: &[crate::chain::Link], encode: impl FnOnce() -> T) -> T {
         encode()
     }
+
+    pub(crate) fn starts_in_order(_: &wgpu::AdapterInfo) -> bool {
+        false
+    }
 }
 
 pub use cache::KvCache;
@@ -93,9 +97,9 @@ pub struct Options {
     pub largest_part: Option<u64>,
     /// Do without what not every adapter has (subgroup operations, matrix units, workgroups of more than 256 threads): for tests.
     pub defaults_only: bool,
-    /// Whether kernels of one token's step start before those in front have finished, and wait for them by themselves, where the adapter can: faster on
-    /// NVIDIA's, and still being tested.
-    pub chains: bool,
+    /// Whether kernels of one token's step start before those in front have finished, and wait for them by themselves. Without a word, on GPUs that have been
+    /// seen to start dispatches in their order: NVIDIA's, with NVIDIA's driver.
+    pub chains: Option<bool>,
     /// Whether to measure the time spent in each kernel, where the adapter can.
     pub profile: bool,
     /// For models larger than the device's memory: experts are read from disk as they are needed. When absent, all weights are

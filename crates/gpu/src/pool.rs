@@ -62,10 +62,11 @@ impl Named {
     }
 }
 
-/// Bytes of a buffer for `len` bytes: rounded up to four sizes per power of two.
+/// Bytes of a buffer for `len` bytes: rounded up to four sizes per power of two. All are whole lines of a cache: in a chain, who loads from one buffer must not
+/// find something old of its neighbour later.
 fn size_for(len: u64) -> u64 {
     let len = len.max(256);
-    len.next_multiple_of(1 << (len.ilog2() - 2))
+    len.next_multiple_of(1 << (len.ilog2() - 2)).next_multiple_of(ALIGNMENT)
 }
 
 impl Shelf {
@@ -190,7 +191,7 @@ impl Pool {
     /// A buffer of its own that goes back to the system: for weights and caches.
     pub fn fresh(&self, what: &str, len: u64) -> Result<Buffer> {
         self.reachable(what, len, "a shorter context needs less")?;
-        let named = Named::new(self.device.buffer(what, len.max(16).next_multiple_of(16), USAGE)?);
+        let named = Named::new(self.device.buffer(what, len.max(16).next_multiple_of(ALIGNMENT), USAGE)?);
         Ok(Buffer::new(named, Home::System(self.device.clone())))
     }
 }

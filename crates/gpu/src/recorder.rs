@@ -17,7 +17,7 @@ use crate::chain::{self, LINK_WORDS};
 use crate::commands::{Capture, Commands, FIRST_SUBMISSION, Finished, PER_SUBMISSION, Segment};
 use crate::device::Device;
 use crate::pipelines::{Pipeline, Pipelines};
-use crate::pool::Buffer;
+use crate::pool::{ALIGNMENT, Buffer};
 use crate::profile::Clock;
 use crate::upload::Gate;
 
@@ -123,11 +123,18 @@ impl Recorder {
         let chain = pipelines.chain_layout.as_ref().map(|layout| {
             let counters = device.wgpu.create_buffer(&wgpu::BufferDescriptor {
                 label: Some("finished workgroups"),
-                size: 4 * (PER_SUBMISSION as u64 + 1),
+                size: (4 * (PER_SUBMISSION as u64 + 1)).next_multiple_of(ALIGNMENT),
                 usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC,
                 mapped_at_creation: false,
             });
-            let all = wgpu::BindGroupEntry { binding: 2, resource: counters.as_entire_binding() };
+            let all = wgpu::BindGroupEntry {
+                binding: 2,
+                resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+                    buffer: &counters,
+                    offset: 0,
+                    size: wgpu::BufferSize::new(4 * (PER_SUBMISSION as u64 + 1)),
+                }),
+            };
             let group = group(layout, &[numbers, part(1, LINK_BYTES), all]);
             Counters { group, counters, gave_up: AtomicU32::new(0) }
         });

@@ -197,7 +197,8 @@ fn experts(gpu: &Gpu, software: bool) {
         let bytes = (top_k * 3 * hidden * width) as f64 * 4.5 / 8.0;
         let time = seconds(gpu, 100, |i| {
             let logits = &logits[i % logits.len()];
-            gpu.experts_step(&h, logits, &weights, true).unwrap();
+            let up = gpu.experts_step_up(logits, &weights).unwrap();
+            gpu.experts_step_down(&up, &weights.experts, Some(&h)).unwrap();
         });
         told(&format!("{name}, {top_k} experts of {count}, two dispatches"), bytes, time);
     }
@@ -321,7 +322,7 @@ fn cores(gpu: &Gpu, software: bool) {
         gpu.recorder.submit();
         measure(name, position, &|| {
             let cache = &mut *cache.borrow_mut();
-            gpu.attention_step(&q, Some(&kv), &weights, &batch, cache, &spec).unwrap().unwrap();
+            gpu.attention_step(&q, Some(&kv), &weights, &batch, cache, (&spec, true)).unwrap().unwrap();
             cache.truncate(position);
         });
     }

@@ -143,7 +143,7 @@ pub(crate) mod kernels {
         ATTENTION_MERGE = "attention_merge", [], 2 => 1, [256];
         ATTENTION_HEADS = "attention_heads", [Chain, Lanes, Store, Fours, NewRows, Attend, Turn, Sum, Rms], 4 => 3, [256, 512], "LANES" in [8],
             "CACHE" in [0, 1, 2], "ROWS" in [1], "KEY_STEPS" in [1, 2, 4, 8, 16], "VALUE_LANES" in [8, 16, 32, 64, 128],
-            "QUERY_QUADS" in [1], "EACH" in [1, 2, 4, 8];
+            "QUERY_QUADS" in [1], "EACH" in [1, 2, 4, 8], "SPLIT" in [0, 1];
         ATTENTION_STEP = "attention_step", [Lanes, Fours, Attend], 5 => 1, [256], "LANES" in [8], "CACHE" in [0, 1, 2],
             "ROWS" in [1, 2, 4, 8], "KEY_STEPS" in [1, 2, 4, 8, 9, 16, 18], "VALUE_LANES" in [8, 16, 32, 64, 128],
             "QUERY_QUADS" in [640, 1024];
@@ -193,7 +193,7 @@ pub(crate) mod kernels {
         MATVEC = "matvec", [Linear, Codes, Input, Totals], 5 => 1, [32, 128, 256], "ROWS" in [4], "TOKENS" in [1, 2, 4, 8],
             "ALIGNED" in [0, 1];
         MATVEC_ROUNDED = "matvec_rounded", [Chain, Lanes, Quads, WholeCodes, Rounding, Rounded, RoundedInput, Sum, Rms, Digits, Activation], 7 => 1, [256, 512],
-            "LANES" in [8, 32], "STEPS" in [1, 2, 3, 4], "ROWS" in [1, 2, 4], "INPUT" in [0, 1, 2, 3], "LONG" in [0, 1],
+            "LANES" in [8, 32], "STEPS" in [1, 2, 3, 4], "ROWS" in [1, 2, 4], "INPUT" in [0, 1, 2, 3, 4], "LONG" in [0, 1],
             "GATED" in [0, 1], "ACTIVATION" in [0, 1], "DIGITS" in [0, 1];
         NORM_MATVEC = "norm_matvec", [Chain, Codes, Totals, Quads, Rounding, Sum, Rms, Digits], 6 => 1, [256], "ROWS" in [2];
         NORM_ADD = "norm_add", [Residual, Sum, Rms], 4 => 1, [64, 256, 1024];

@@ -24,6 +24,16 @@ pub(crate) fn memory(raw: &wgpu::Adapter) -> Option<u64> {
     heaps.filter(|heap| heap.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL)).map(|heap| heap.size).max()
 }
 
+/// Whether the driver is NVIDIA's own: NVK is Mesa's for the same GPUs.
+fn is_nvidia(info: &wgpu::AdapterInfo) -> bool {
+    info.backend == wgpu::Backend::Vulkan && info.vendor == NVIDIA && !info.driver.contains("NVK")
+}
+
+/// Whether all workgroups of a dispatch start before any of the next, which chains need. Vulkan promises nothing; here it has been seen.
+pub(crate) fn starts_in_order(info: &wgpu::AdapterInfo) -> bool {
+    is_nvidia(info)
+}
+
 /// A device whose queue computes and does nothing else, where there is one; `None` where there is not, or it will not open this way. With `chains`, there is no
 /// barrier in front of dispatches that wait by themselves.
 ///
@@ -35,9 +45,7 @@ pub(crate) fn open_computing(
     descriptor: &wgpu::DeviceDescriptor<'_>,
     chains: bool,
 ) -> Option<(wgpu::Device, wgpu::Queue)> {
-    let info = raw.get_info();
-    // NVK is Mesa's driver for the same GPUs.
-    if info.vendor != NVIDIA || info.driver.contains("NVK") {
+    if !is_nvidia(&raw.get_info()) {
         return None;
     }
     let opened = {
@@ -92,14 +100,20 @@ static DRIVER: OnceLock<Driver> = OnceLock::new();
 
 thread_local! {
     /// How the dispatches that this thread is about to record follow one another; empty where it is wgpu that decides.
-    static LINKS: RefCell<VecDeque<Link>> = const { RefCell::new(VecDeque::new()) };
+    static LINKS: RefCell<Links> = const { RefCell::new(Links { upcoming: VecDeque::new(), in_chain: false }) };
+}
+
+struct Links {
+    upcoming: VecDeque<Link>,
+    /// Whether the one before waits by itself, or is waited for.
+    in_chain: bool,
 }
 
 /// Calls `encode`, in which wgpu records these dispatches; those that wait by themselves then have no barrier in front.
 pub(crate) fn linked<T>(links: &[Link], encode: impl FnOnce() -> T) -> T {
-    LINKS.set(links.iter().copied().collect());
+    LINKS.set(Links { upcoming: links.iter().copied().collect(), in_chain: false });
     let result = encode();
-    LINKS.take();
+    LINKS.set(Links { upcoming: VecDeque::new(), in_chain: false });
     result
 }
 
@@ -136,7 +150,9 @@ unsafe extern "system" fn barrier(
     image_count: u32,
     images: *const vk::ImageMemoryBarrier<'_>,
 ) {
-    if LINKS.with_borrow(|links| matches!(links.front(), Some(Link::Next(..)))) {
+    // What copies have written, or the host, nobody in a chain waits for.
+    let shaders = !from.intersects(vk::PipelineStageFlags::TRANSFER | vk::PipelineStageFlags::HOST);
+    if shaders && LINKS.with_borrow(|links| matches!(links.upcoming.front(), Some(Link::Next(..)))) {
         return;
     }
     if let Some(driver) = DRIVER.get() {
@@ -161,8 +177,14 @@ unsafe extern "system" fn barrier(
 /// Stands for the driver's `vkCmdDispatch`.
 unsafe extern "system" fn dispatch(commands: vk::CommandBuffer, x: u32, y: u32, z: u32) {
     let Some(driver) = DRIVER.get() else { return };
-    if let Some(Link::First(_)) = LINKS.with_borrow_mut(VecDeque::pop_front) {
-        // The barriers of those that follow are left out: this one stands for them.
+    let alone = LINKS.with_borrow_mut(|links| {
+        let link = links.upcoming.pop_front();
+        let before =
+            std::mem::replace(&mut links.in_chain, matches!(link, Some(Link::First(_) | Link::Next(..))));
+        matches!(link, Some(Link::First(_))) || matches!(link, Some(Link::Plain)) && before
+    });
+    if alone {
+        // The barriers inside a chain are left out, and wgpu believes that they were not: this one stands for them.
         let computing = vk::PipelineStageFlags::COMPUTE_SHADER;
         let access = vk::AccessFlags::SHADER_READ | vk::AccessFlags::SHADER_WRITE;
         let all = vk::MemoryBarrier::default().src_access_mask(access).dst_access_mask(access);

@@ -59,7 +59,7 @@ mod found {
             NumericsChoice::Exact => Numerics::Exact,
         };
         let streaming = plan.map(|plan| Streaming { part: plan.part(), store: store_options(plan) });
-        let (profile, chains) = (args.profile, args.gpu_chains);
+        let (profile, chains) = (args.profile, args.gpu_barriers.then_some(false));
         Ok(Gpu::new(&Options { adapter, numerics, profile, chains, streaming, ..Options::default() })?)
     }
 

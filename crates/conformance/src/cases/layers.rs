@@ -3,8 +3,8 @@
 
 use backend::{
     Activation, Attention, AttentionWeights, Backend, CacheFloat, Factor, GdnShape, GdnWeights,
-    GroupedSigmoid, KeyValueNorms, KvShape, LatentAttention, LatentWeights, Mask, MlaWeights, MoeWeights,
-    Norm, Pairing, RopeSpec, Routing, compositions,
+    GroupedSigmoid, Handle, KeyValueNorms, KvShape, LatentAttention, LatentWeights, Mask, MlaWeights,
+    MoeWeights, Norm, Pairing, RopeSpec, Routing, UnitWeights, compositions,
 };
 use checkpoint::{Float, Format};
 
@@ -112,6 +112,9 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         ("down of more bits", 20, [128, 64], [Q4, Q8, Q8], softmax(4, true), Shared::Plain(64)),
         ("down of fewer bits, plain router", 9, [192, 64], [Q8, Q4, BF16], softmax(2, true), Shared::Absent),
         ("many experts", 300, [64, 64], [Q4, Q4, Q8], softmax(10, true), Shared::Absent),
+        ("256 experts", 256, [128, 64], [Q4, Q4, Q8], softmax(8, true), Shared::Gated(64)),
+        ("130 experts", 130, [64, 64], [Q4, Q4, Q4], grouped(8, 1, true), Shared::Absent),
+        ("70 experts", 70, [64, 64], [Q4, Q4, Q4], softmax(8, true), Shared::Absent),
         ("wide experts", 10, [64, 2112], [Q4, Q4, Q8], softmax(8, true), Shared::Absent),
         ("wide experts of a wide model", 2, [2112, 2176], [Q4, Q4, Q8], softmax(2, true), Shared::Absent),
     ] {
@@ -142,7 +145,25 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         let detail = format!("{name}, {heads} over {kv_heads} heads of {width}, token by token");
         let bound = bound_of(float);
         cases.push(Case::new("self_attention", detail, bound, move |b: &B, rng| {
-            self_attention(b, rng, cache, heads, (gated, norm_values), at_once)
+            self_attention(b, rng, cache, heads, (gated, norm_values), at_once, None)
+        }));
+    }
+    for (name, width, kv_heads, heads, gated, at_once, format, residual) in [
+        ("gated, residual", 64, 2, 16, true, 100, Q4, true),
+        ("wide heads", 512, 1, 9, false, 180, Q4, false),
+        ("heads of 256, 8 bits", 256, 4, 8, false, 300, Q8, true),
+        ("plain projection", 64, 1, 3, true, 30, BF16, true),
+    ] {
+        let cache = KvShape {
+            heads: kv_heads,
+            key_dim: width,
+            value_dim: width,
+            float: CacheFloat::F16,
+            window: None,
+        };
+        let detail = format!("{name}, {heads} over {kv_heads} heads of {width}, token by token");
+        cases.push(Case::new("self_attention_out", detail, HALVES, move |b: &B, rng| {
+            self_attention(b, rng, cache, heads, (gated, false), at_once, Some((format, residual)))
         }));
     }
     for (heads, rank, pe, [nope, values], float, format) in [
@@ -180,6 +201,19 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     }));
     for (width, cols, format) in [(64, 96, affine(4, 32, Float::Bf16)), (70, 2816, Q4), (40, 77, BF16)] {
         cases.push(norm_add_gate_up(width, cols, format));
+    }
+    for (name, experts, [d, width], unit, formats) in [
+        ("a router of 4 bits", 20, [128, 64], 70, [Q4, Q4, Q4]),
+        ("one of 8, rows in three steps", 130, [2816, 64], 64, [Q4, Q4, Q8]),
+        ("long rows", 4, [4160, 64], 64, [Q4, Q4, Q4]),
+        ("plain weights", 12, [40, 24], 33, [BF16, BF16, BF16]),
+    ] {
+        let choice = Choice::Scaled(3);
+        let setup = Experts { experts, d, width, formats, choice, shared: Shared::Absent };
+        let detail = format!("{name}, {experts} of [{width}, {d}] beside [{unit}, {d}]");
+        cases.push(Case::new("norm_add_unit_moe", detail, BOUND, move |b: &B, rng| {
+            setup.check_beside(b, rng, unit)
+        }));
     }
     for (rows, width) in [(3, 129), (20, 1300)] {
         let detail = format!("[{rows}, {width}]");
@@ -400,10 +434,42 @@ impl Experts {
     }
 }
 
+impl Experts {
+    /// Beside a gated unit of a width.
+    fn check_beside<B: Backend>(&self, b: &B, rng: &mut Rng, width: usize) -> CaseResult {
+        let weights = self.weights(b, rng)?;
+        let [gate, up] = samples(rng, self.formats[0], [width, width], self.d);
+        let [down] = samples(rng, BF16, [self.d], width);
+        let unit = UnitWeights {
+            gate_up: b.matrices([&gate.weight, &up.weight])?,
+            down: b.matrix(&down.weight)?,
+            activation: Activation::GeluTanh,
+        };
+        let (r, x) = (rng.values(4, self.d), rng.values(4, self.d));
+        let [post, w, moe_w] = [0; 3].map(|_| rng.gain(self.d));
+        let (post, w, moe_w) = (post.on(b)?, w.on(b)?, moe_w.on(b)?);
+        let mut outputs = Vec::new();
+        for range in [0..1, 1..2, 0..4] {
+            let (r, x) = (r.slice(range.clone()).on(b)?, x.slice(range.clone()).on(b)?);
+            let dense = || (Norm { w: &w, eps: EPS }, &unit);
+            let moe = || (Norm { w: &moe_w, eps: EPS }, &weights);
+            let expected = compositions::norm_add_unit_moe(b, &r, [&x, &post], dense(), moe())?;
+            let found = b.norm_add_unit_moe(&r, [&x, &post], dense(), moe())?;
+            for (name, (found, expected)) in ["h", "dense", "routed"].iter().zip(found.iter().zip(&expected))
+            {
+                let expected = rows(&b.read(expected)?, self.d);
+                outputs.push(Output::close(format!("{name} of {range:?}"), b.read(found)?, &expected));
+            }
+        }
+        Ok(outputs)
+    }
+}
+
 fn rows(values: &[f32], cols: usize) -> Rows {
     values.chunks_exact(cols).map(|row| row.iter().map(|v| f64::from(*v)).collect()).collect()
 }
 
+/// With `out`, the projection behind it, too: its format, and whether there is a residual.
 fn self_attention<B: Backend>(
     b: &B,
     rng: &mut Rng,
@@ -411,6 +477,7 @@ fn self_attention<B: Backend>(
     heads: usize,
     (gated, norm_values): (bool, bool),
     at_once: usize,
+    out: Option<(Format, bool)>,
 ) -> CaseResult {
     let KvShape { heads: kv_heads, key_dim, .. } = cache;
     let q_rows = heads * key_dim * if gated { 2 } else { 1 };
@@ -429,6 +496,14 @@ fn self_attention<B: Backend>(
     let spec = Attention { heads, scale: 1.0 / (key_dim as f32).sqrt(), mask, soft_cap: None };
     let end = at_once + 70;
     let x = rng.calm(end, 64);
+    let out = match out {
+        Some((format, residual)) => {
+            let sample = Recipe::new(format, 41, heads * key_dim).bias().build(rng);
+            let residual = if residual { Some(rng.values(end, 41)) } else { None };
+            Some((b.matrix(&sample.weight)?, residual))
+        }
+        None => None,
+    };
     let (mut own, mut parts) = (b.kv_cache(&cache)?, b.kv_cache(&cache)?);
     let mut outputs = Vec::new();
     // Some tokens at once, then one by one.
@@ -436,10 +511,23 @@ fn self_attention<B: Backend>(
         let [q, k, v] = b.matmuls(&x.slice(range.clone()).on(b)?, matrices.each_ref())?;
         let batch = one_span(b, range.len(), range.start)?;
         let kv = || Some([k.clone(), v.clone()]);
-        let y = b.self_attention(q.clone(), kv(), &weights, &batch, &mut [&mut own], &spec)?;
         let expected =
             compositions::self_attention(b, q.clone(), kv(), &weights, &batch, &mut [&mut parts], &spec)?;
-        let expected = rows(&b.read(&expected)?, heads * key_dim);
+        let (y, expected) = match &out {
+            Some((matrix, residual)) => {
+                let residual = residual.as_ref().map(|r| r.slice(range.clone()).on(b)).transpose()?;
+                let behind = (matrix, residual.clone());
+                let (own, q) = (&mut [&mut own], (q.clone(), kv()));
+                let y = b.self_attention_out(q, &weights, &batch, own, &spec, behind)?;
+                let expected = match residual {
+                    Some(residual) => b.matmul_add(&expected, matrix, residual)?,
+                    None => b.matmul(&expected, matrix)?,
+                };
+                (y, expected)
+            }
+            None => (b.self_attention(q.clone(), kv(), &weights, &batch, &mut [&mut own], &spec)?, expected),
+        };
+        let expected = rows(&b.read(&expected)?, y.shape().cols);
         outputs.push(Output::close(format!("tokens {range:?}"), b.read(&y)?, &expected));
     }
     let (own, parts) = (b.kv_save(&own)?, b.kv_save(&parts)?);

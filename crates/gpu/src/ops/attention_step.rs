@@ -2,10 +2,11 @@
 
 use ::backend::{
     Attention, AttentionWeights, Batch, CacheFloat, Handle, KvShape, LatentAttention, LatentWeights,
-    MlaWeights, Result, Span,
+    MlaWeights, Result, Shape, Span,
 };
 
 use super::attention::{HeadGate, Queries, first_seen, way};
+use super::rounded::Splits;
 use crate::cache::KvCache;
 use crate::pool::Buffer;
 use crate::shader::{Kernel, Variant, kernels};
@@ -22,6 +23,9 @@ const STEP_BUSY: usize = 128;
 /// Positions that are few enough for one workgroup per head, which then does everything, and its threads.
 const FEW: usize = 512;
 const FEW_THREADS: u32 = 512;
+
+/// Workgroups that share the positions of such a head, where the product behind can put them together.
+const MOST_SPLITS: usize = 4;
 
 /// The same of latents, which every head reads: positions times heads, the widest part without a position of a query, the widest latent, and
 /// rows of values of a workgroup.
@@ -59,6 +63,12 @@ struct Heads<'a> {
     stride: usize,
     angles: &'a Buffer,
     first_angle: usize,
+}
+
+/// What attention has.
+pub(crate) enum Attended {
+    Whole(Tensor),
+    Splits(Splits),
 }
 
 impl Gpu {
@@ -189,7 +199,7 @@ impl Gpu {
     }
 
     /// The core of an attention layer for one token whose projections lie in one buffer: heads in one dispatch, then attention with its
-    /// gate. `None` where that is not so, or heads do not fit.
+    /// gate. `None` where that is not so, or heads do not fit. Its positions may be shared, if who asks can put them together.
     pub(crate) fn attention_step(
         &self,
         q: &Tensor,
@@ -197,8 +207,8 @@ impl Gpu {
         weights: &AttentionWeights<Gpu>,
         batch: &Batch<Gpu>,
         cache: &mut KvCache,
-        spec: &Attention,
-    ) -> Result<Option<Tensor>> {
+        (spec, shared): (&Attention, bool),
+    ) -> Result<Option<Attended>> {
         let (AttentionWeights { q_norm, rope, eps, gated, .. }, [span]) = (weights, batch.spans()) else {
             return Ok(None);
         };
@@ -216,8 +226,8 @@ impl Gpu {
         let stride = q.shape().cols / spec.heads;
         let (angles, first_angle) = self.angles_of(rope, batch)?;
         let heads = Heads { q, k_at, v_at, stride, angles: &angles, first_angle };
-        if let Some(y) = self.attention_of_few(&heads, weights, span, cache, spec)? {
-            return Ok(Some(y));
+        if let Some(attended) = self.attention_of_few(&heads, weights, span, cache, (spec, shared))? {
+            return Ok(Some(attended));
         }
         let turned = self.tensor(1, spec.heads * key_dim)?;
         let each = key_dim.max(value_dim).div_ceil(HEAD_THREADS).next_power_of_two();
@@ -261,7 +271,7 @@ impl Gpu {
         let gate = gated.then_some(HeadGate { x: q, stride, offset: key_dim });
         let queries = Queries { q: &turned, more: None, spec: *spec, value_width: value_dim, gate };
         self.attend(&queries, span, cache, &y)?;
-        Ok(Some(y))
+        Ok(Some(Attended::Whole(y)))
     }
 
     /// Heads and their attention in one dispatch, where positions are few, or `None`.
@@ -271,8 +281,8 @@ impl Gpu {
         weights: &AttentionWeights<Gpu>,
         span: &Span,
         cache: &mut KvCache,
-        spec: &Attention,
-    ) -> Result<Option<Tensor>> {
+        (spec, shared): (&Attention, bool),
+    ) -> Result<Option<Attended>> {
         let AttentionWeights { q_norm, key_value: Some(own), rope, eps, gated } = weights else {
             return Ok(None);
         };
@@ -299,7 +309,12 @@ impl Gpu {
             .with("KEY_STEPS", steps)
             .with("VALUE_LANES", value_lanes)
             .with("QUERY_QUADS", 1)
-            .with("EACH", each);
+            .with("EACH", each)
+            .with("SPLIT", u32::from(shared));
+        let positions = span.position + 1 - begin;
+        let chunk = threads as usize / STEP_LANES;
+        let split_len = positions.div_ceil(if shared { MOST_SPLITS } else { 1 }).next_multiple_of(chunk);
+        let splits = positions.div_ceil(split_len);
         let mut numbers = [
             spec.heads,
             key_heads,
@@ -323,13 +338,25 @@ impl Gpu {
         .map(|n| n as u32)
         .to_vec();
         numbers.extend([*eps, spec.scale, spec.soft_cap.unwrap_or(0.0)].map(f32::to_bits));
-        let y = self.tensor(1, spec.heads * value_dim)?;
+        numbers.push(split_len as u32);
+        let cols = spec.heads * value_dim;
+        let y = match shared {
+            // A largest score and a sum for each.
+            true => Tensor::new(
+                Shape { rows: 1, cols },
+                self.pool.take(4 * (MOST_SPLITS * (cols + 2 * spec.heads)) as u64)?,
+            ),
+            false => self.tensor(1, cols)?,
+        };
         let values = cache.values().expect("values have a width");
         let [x, q_norm, k_norm, out] = [q, q_norm, &own.k_norm, &y].map(Tensor::buffer);
         let buffers = [x, q_norm, k_norm, angles, cache.keys(), values, out];
-        self.run(&variant, &buffers, &numbers, [spec.heads as u32, 1, 1]);
+        self.run(&variant, &buffers, &numbers, [spec.heads as u32, splits as u32, 1]);
         cache.advance(1);
-        Ok(Some(y))
+        Ok(Some(match shared {
+            true => Attended::Splits(Splits { parts: y, count: splits, width: value_dim }),
+            false => Attended::Whole(y),
+        }))
     }
 
     /// Queries and latent of one token and their attention over few positions, up to values `[1, heads * value width]`. `None` where it does not fit.

@@ -1,7 +1,7 @@
 //! The operations: a file per group, each from checked shapes to dispatches.
 
 pub(crate) mod attention;
-mod attention_step;
+pub(crate) mod attention_step;
 pub(crate) mod elementwise;
 pub(crate) mod gdn;
 pub(crate) mod layout;

@@ -203,7 +203,9 @@ impl Gpu {
         let (x, norm) = match input {
             Prepared::Plain(x) => (*x, None),
             Prepared::Norm(x, norm) => (*x, Some(norm)),
-            Prepared::GatedNorm(..) | Prepared::NormAdd { .. } => unreachable!("leads to one product"),
+            Prepared::GatedNorm(..) | Prepared::NormAdd { .. } | Prepared::Splits(_) => {
+                unreachable!("leads to one product")
+            }
         };
         let together = neighbours(weights).filter(|_| x.shape().rows == 1);
         let [first, ..] = weights.as_slice() else { unreachable!("at least one matrix") };

@@ -3,13 +3,13 @@
 
 use std::ops::Range;
 
-use ::backend::{Activation, Handle, MoeWeights, Norm, Result, Routing, Shape};
+use ::backend::{Activation, Handle, MoeWeights, Norm, Result, Routing, Shape, UnitWeights};
 use checkpoint::Format;
 
 use super::elementwise::number;
 use super::product::neighbours;
 use super::{by_item, folded};
-use crate::pool::ALIGNMENT;
+use crate::pool::{ALIGNMENT, Buffer};
 use crate::shader::{Variant, has_whole_codes, kernels};
 use crate::weights::{Experts, Matrix, SharedExpert, Stack, UpStacks};
 use crate::{Gpu, Tensor};
@@ -45,6 +45,16 @@ pub(crate) enum Prepared<'a> {
     GatedNorm([&'a Tensor; 2], Norm<'a, Tensor>),
     /// `rms(h) * w`, where `h = r + rms(x) * post`.
     NormAdd { r: &'a Tensor, x: &'a Tensor, post: &'a Tensor, norm: Norm<'a, Tensor> },
+    /// Attention whose positions were shared.
+    Splits(&'a Splits),
+}
+
+/// What up to four workgroups for each head have of their positions' values, `[1, heads * width]` from each, and their largest scores and sums.
+pub(crate) struct Splits {
+    pub parts: Tensor,
+    pub count: usize,
+    /// Of a head.
+    pub width: usize,
 }
 
 impl<'a> Prepared<'a> {
@@ -52,6 +62,7 @@ impl<'a> Prepared<'a> {
         match self {
             Prepared::Plain(x) | Prepared::Norm(x, _) | Prepared::GatedNorm([x, _], _) => x,
             Prepared::NormAdd { x, .. } => x,
+            Prepared::Splits(splits) => &splits.parts,
         }
     }
 }
@@ -73,6 +84,14 @@ pub(crate) struct Digits<'a> {
     pub w: &'a Tensor,
     /// Of a code of their weights.
     pub bits: u32,
+}
+
+/// Experts' activated halves, rounded, and which experts they are.
+pub(crate) struct StepHidden {
+    hidden: Buffer,
+    routes: Buffer,
+    /// Experts of the token, the shared one among them.
+    slots: usize,
 }
 
 /// Where such digits begin behind so many results, in numbers.
@@ -120,7 +139,7 @@ impl Gpu {
         let [lanes, steps] = Self::team(groups);
         self.rounds(input.first().shape().rows, stack)
             && match input {
-                Prepared::Plain(_) | Prepared::Norm(..) => true,
+                Prepared::Plain(_) | Prepared::Norm(..) | Prepared::Splits(_) => true,
                 Prepared::NormAdd { .. } => groups <= lanes * steps,
                 Prepared::GatedNorm(_, norm) => {
                     let width = norm.w.shape().cols;
@@ -144,10 +163,16 @@ impl Gpu {
             Prepared::Norm(x, norm) => (1, norm.w, besides.digits.map_or(*x, |digits| digits.w), norm.eps),
             Prepared::GatedNorm([_, z], norm) => (2, norm.w, *z, norm.eps),
             Prepared::NormAdd { post, norm, .. } => (3, *post, norm.w, norm.eps),
+            Prepared::Splits(_) => (4, x, x, 0.0),
+        };
+        let (width, splits) = match input {
+            Prepared::Splits(splits) => (splits.width, splits.count),
+            _ => (w.shape().cols, 0),
         };
         let halves = if besides.glu.is_some() { 2 } else { 1 };
         let results = rows.len() / halves;
-        let behind = besides.digits.is_some() || matches!(input, Prepared::NormAdd { .. });
+        let adds = matches!(input, Prepared::NormAdd { .. });
+        let behind = besides.digits.is_some() || adds;
         let y = match behind {
             true => self.tensor_with_digits(results, stack.cols)?,
             false => self.tensor(1, results)?,
@@ -156,6 +181,8 @@ impl Gpu {
             Prepared::NormAdd { r, .. } => r,
             _ => besides.residual.unwrap_or(x),
         };
+        // A router of such an input has no bias, and the experts' norm in its place.
+        let fifth = besides.digits.filter(|_| adds).map_or(besides.bias, |digits| Some(digits.w));
         let [lanes, steps] = Self::team(stack.cols / GROUP);
         let wide = self.wide(stack) && rows.len() < MANY_ROWS;
         let threads = if wide { 2 * THREADS } else { THREADS };
@@ -191,7 +218,14 @@ impl Gpu {
             }
             let here_results = here.len() / halves;
             let groups = here_results.div_ceil(teams * each / halves);
-            let blocks = if long_row { 1 } else { (groups / many).max(1) };
+            // Of wide ones in a chain no more than one for each part of the device, so that others find room.
+            let blocks = if long_row {
+                1
+            } else if wide && self.device.chains {
+                groups.div_ceil(many)
+            } else {
+                (groups / many).max(1)
+            };
             let has = [besides.bias.is_some(), besides.residual.is_some()].map(usize::from);
             let skip = here.start - part.rows.start;
             let place = (here.start - rows.start) / halves;
@@ -199,8 +233,8 @@ impl Gpu {
             let mut numbers: Vec<u32> = stack.numbers().into_iter().chain(numbers).collect();
             let workgroups = groups.div_ceil(blocks);
             let bits = besides.digits.map_or(0, |digits| digits.bits);
-            numbers.extend([eps.to_bits(), w.shape().cols as u32]);
-            numbers.extend([workgroups as u32, digits_at(results) as u32, bits]);
+            numbers.extend([eps.to_bits(), width as u32]);
+            numbers.extend([workgroups as u32, digits_at(results) as u32, bits, splits as u32]);
             let buffers = [
                 &part.codes,
                 &part.scales,
@@ -208,7 +242,7 @@ impl Gpu {
                 w.buffer(),
                 z.buffer(),
                 // What nobody writes: it is loaded before inputs are there.
-                besides.bias.map_or(&part.scales, Tensor::buffer),
+                fifth.map_or(&part.scales, Tensor::buffer),
                 beside.buffer(),
                 y.buffer(),
             ];
@@ -233,6 +267,43 @@ impl Gpu {
         let y = self.rounded_product(input, &gate.stack, rows, &besides)?;
         let h = y.buffer().behind(4 * digits_at(y.shape().cols) as u64);
         Ok(Some((Tensor::new(Shape { rows: 1, cols: gate.stack.cols }, h), y)))
+    }
+
+    /// [`Backend::norm_add_unit_moe`](::backend::Backend::norm_add_unit_moe) of one token in a chain, where the router makes `h` for itself, so that it waits for no product
+    /// of the unit. `None` where it cannot, or shapes do not fit, which the parts refuse; and behind barriers, where nothing is won by it.
+    pub(crate) fn unit_beside_moe(
+        &self,
+        r: &Tensor,
+        [x, post]: [&Tensor; 2],
+        (norm, unit): (Norm<'_, Tensor>, &UnitWeights<Self>),
+        (moe_norm, weights): (Norm<'_, Tensor>, &MoeWeights<Self>),
+    ) -> Result<Option<[Tensor; 3]>> {
+        let MoeWeights { router, router_norm, shared_gate, routing, experts, .. } = weights;
+        let own = Norm { w: router_norm.as_ref().unwrap_or(moe_norm.w), eps: moe_norm.eps };
+        let [dense, routed] = [norm, own].map(|norm| Prepared::NormAdd { r, x, post, norm });
+        let cols = x.shape().cols;
+        let vectors = [r, post, norm.w, own.w, moe_norm.w];
+        let fits = vectors.iter().all(|v| v.shape() == Shape { rows: 1, cols })
+            && [&unit.gate_up[0], &unit.gate_up[1], router].iter().all(|m| m.stack.cols == cols)
+            && [experts.hidden, unit.down.rows] == [cols; 2]
+            && unit.down.stack.cols == unit.gate_up[0].rows
+            && router.rows == experts.count;
+        let alone = shared_gate.is_none() && router.bias.is_none() && router.stack.parts.len() == 1;
+        let possible = self.device.chains && fits && alone;
+        if !(possible && self.prepares(&routed, &router.stack) && self.steps_experts(experts, routing)) {
+            return Ok(None);
+        }
+        let Some((h, hidden)) = self.norm_add_gate_up_of(&dense, unit.gate_up.each_ref(), unit.activation)?
+        else {
+            return Ok(None);
+        };
+        let besides = Besides { digits: Some(Self::digits_for(experts, moe_norm.w)), ..Besides::default() };
+        let rows = router.first..router.first + router.rows;
+        let logits = self.rounded_product(&routed, &router.stack, rows, &besides)?;
+        let dense = self.product(&self.input(&hidden)?, &unit.down, None)?;
+        let up = self.experts_step_up(&logits, weights)?;
+        let routed = self.experts_step_down(&up, experts, None)?;
+        Ok(Some([h, dense, routed]))
     }
 
     /// Rows of a gate and its up that are one product; filled up, the first half would be longer than the second.
@@ -273,15 +344,9 @@ impl Gpu {
         Digits { w, bits: bits_of(up.format) }
     }
 
-    /// `experts(x)` of one token, with `add` plus `h`, from its logits `[1, experts]`, or `[1, experts + 1]` with that of the shared expert's weight,
-    /// and the [digits](Digits) of `x` behind them.
-    pub(crate) fn experts_step(
-        &self,
-        h: &Tensor,
-        logits: &Tensor,
-        weights: &MoeWeights<Gpu>,
-        add: bool,
-    ) -> Result<Tensor> {
+    /// What the experts of one token have before their last product, from its logits `[1, experts]`, or `[1, experts + 1]` with that of the
+    /// shared expert's weight, and the [digits](Digits) of their input behind them.
+    pub(crate) fn experts_step_up(&self, logits: &Tensor, weights: &MoeWeights<Gpu>) -> Result<StepHidden> {
         let MoeWeights { routing, experts: weights, activation, .. } = weights;
         let UpStacks::Alternating(up) = &weights.up else { unreachable!("asked before") };
         let (kind, top_k, renormalise, scaling, per_expert) = match routing {
@@ -324,9 +389,19 @@ impl Gpu {
         let [logits, per_expert] = [logits, per_expert].map(Tensor::buffer);
         let buffers = [&part.codes, &part.scales, &x, logits, per_expert, &hidden, &routes];
         self.run(&variant, &buffers, &numbers, by_item(groups + 1, slots));
+        Ok(StepHidden { hidden, routes, slots })
+    }
 
+    /// The experts' last product, `residual` added.
+    pub(crate) fn experts_step_down(
+        &self,
+        step: &StepHidden,
+        weights: &Experts,
+        residual: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let StepHidden { hidden, routes, slots } = step;
         let (down, y) = (&weights.down, self.tensor(1, weights.hidden)?);
-        let groups = slots * down.cols / GROUP;
+        let groups = *slots * down.cols / GROUP;
         // A group for each thread, where there may be as many.
         let mut threads = kernels::EXPERTS_DOWN_ROUNDED.threads.iter().copied();
         let threads = threads.find(|t| groups <= *t as usize && *t <= self.device.most_threads);
@@ -334,10 +409,12 @@ impl Gpu {
             .format(down.format)
             .with("ROWS", DOWN_ROWS as u32)
             .with("LONG", u32::from(threads.is_none()));
-        let rest = [weights.hidden, slots, usize::from(add)].map(|n| n as u32);
+        let rest = [weights.hidden, *slots, usize::from(residual.is_some())].map(|n| n as u32);
         let numbers: Vec<u32> = down.numbers().into_iter().chain(rest).collect();
         let part = &down.parts[0];
-        let buffers = [&part.codes, &part.scales, &hidden, &routes, h.buffer(), y.buffer()];
+        // What nobody writes stands for no residual.
+        let residual = residual.map_or(&part.scales, Tensor::buffer);
+        let buffers = [&part.codes, &part.scales, hidden, routes, residual, y.buffer()];
         self.run(&variant, &buffers, &numbers, folded(weights.hidden.div_ceil(DOWN_ROWS)));
         Ok(y)
     }

@@ -1,5 +1,8 @@
 // The heads of one token and their attention, as they leave their projections: a query head per workgroup, which is normalised and turns by
 // the angles of the token's position, as does the key that comes in; the new key and value go into the caches, from the first query head that shares them.
+//
+// With SPLIT, positions are shared by up to four workgroups, and the product behind puts together what they have: the values of each split for all heads,
+// not yet divided by their sums, and behind those of four splits, for every head the largest scores of its splits and their sums.
 struct Params {
     // Query heads, key heads.
     heads: u32,
@@ -31,6 +34,8 @@ struct Params {
     scale: f32,
     // 0 for none.
     soft_cap: f32,
+    // Positions of a workgroup.
+    split_len: u32,
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
@@ -79,16 +84,25 @@ fn keep(is_query: bool, is_value: bool, c: u32, two: vec2<f32>) {
 
 // The first or the second quads.
 fn write(k: u32, query_head: u32, place: Place) {
+    let total = params.heads * params.value_width;
+    let split = place.workgroup.y;
     let sum = sum_of(0u);
     for (var i = place.thread; i < RESULTS; i += THREADS) {
         let channel = channel_of(i, k);
         if channel < params.value_width {
-            var value = published_result(0u, i) / sum;
+            var value = published_result(0u, i);
+            if SPLIT == 0u {
+                value /= sum;
+            }
             if params.gated != 0u {
                 value *= sigmoid(x[ready(query_head * params.stride + params.width + channel)]);
             }
-            y[query_head * params.value_width + channel] = value;
+            y[split * total + query_head * params.value_width + channel] = value;
         }
+    }
+    if SPLIT == 1u && k == 0u && place.thread == 0u {
+        y[4u * total + 8u * query_head + split] = largest_of(0u);
+        y[4u * total + 8u * query_head + 4u + split] = sum;
     }
 }
 
@@ -120,7 +134,13 @@ fn main(place: Place) {
         let c = 2u * (i * SPAN + own);
         turns[i] = vec4(angles[params.first_angle + pair_of(c)], angles[params.first_angle + pair_of(c + 1u)]);
     }
-    load_key(min(params.begin + team_of(place), params.position), head, place);
+    var first = params.begin;
+    var end = params.position + 1u;
+    if SPLIT == 1u {
+        first += place.workgroup.y * params.split_len;
+        end = min(end, first + params.split_len);
+    }
+    load_key(min(first + team_of(place), end - 1u), head, place);
     wait_for_inputs(place);
     for (var i = 0u; i < EACH; i++) {
         raw[i] = x[ready(begin + min(i * SPAN + own, width - 1u))];
@@ -168,7 +188,7 @@ fn main(place: Place) {
     }
     workgroupBarrier();
     keep_rows(place);
-    attend(params.begin, params.position + 1u, head, place);
+    attend(first, end, head, place);
     workgroupBarrier();
     publish_quad(0u, first_quads[0], place);
     workgroupBarrier();
@@ -179,7 +199,7 @@ fn main(place: Place) {
         workgroupBarrier();
         write(1u, query_head, place);
     }
-    if query_head % group == 0u {
+    if query_head % group == 0u && end > params.position {
         let row = params.position % params.slots * params.key_heads + head;
         let key_len = row_fours(params.key_fours);
         if place.thread < key_len {

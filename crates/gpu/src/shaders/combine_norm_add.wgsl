@@ -42,8 +42,8 @@ fn combine(row: u32, place: Place) {
         squares_a += squares_of(a[ready(start + c)]);
         squares_b += squares_of(b[ready(start + c)]);
     }
-    let inverse_a = inverse_rms(squares_a, params.width, params.eps, place);
-    let inverse_b = inverse_rms(squares_b, params.width, params.eps, place);
+    let inverse_a = inverse_of(workgroup_sum_of_many(squares_a, place), params.width, params.eps);
+    let inverse_b = inverse_of(workgroup_sum_of_many(squares_b, place), params.width, params.eps);
     var squares = vec2(0.0);
     for (var i = 0u; i < HELD; i++) {
         held[i].x = held[i].x * inverse_a * held_w[i].x + held[i].y * inverse_b * held_w[i].y;
@@ -52,7 +52,7 @@ fn combine(row: u32, place: Place) {
     for (var c = HELD * THREADS + place.thread; LONG == 1u && c < params.width; c += THREADS) {
         squares += squares_of(a[ready(start + c)] * inverse_a * wa[c] + b[ready(start + c)] * inverse_b * wb[c]);
     }
-    let inverse = inverse_rms(squares, params.width, params.eps, place);
+    let inverse = inverse_of(workgroup_sum_of_many(squares, place), params.width, params.eps);
     for (var i = 0u; i < HELD; i++) {
         let c = i * THREADS + place.thread;
         if c < params.width {

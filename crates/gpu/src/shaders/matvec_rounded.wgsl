@@ -1,10 +1,10 @@
 // y[r] = W[r] . input (+ bias[r]) (+ residual[r]) for one token, the input rounded. LANES threads share ROWS rows; a workgroup does that for
 // `blocks` blocks of rows. With GATED, rows of two matrices: y[r] = act(W[r] . input) * (W[up + r] . input).
 //
-// With DIGITS, one more workgroup rounds rms(x) * z for experts.
+// INPUT: 0 x; 1 rms(x) * w; 2 rms(x) * w * silu(z), the norm over slices of `width`; 3 rms(h) * z, where h = residual + rms(x) * w;
+// 4 what `attention_heads` has in splits.
 //
-// INPUT: 0 x; 1 rms(x) * w; 2 rms(x) * w * silu(z), the norm over slices of `width`; 3 rms(h) * z, where h = residual + rms(x) * w goes into y
-// behind the results.
+// With DIGITS, one more workgroup rounds rms(x) * z for experts, or, if INPUT is 3, rms(h) * bias; without, such an h goes into y behind the results.
 struct Params {
     row_words: u32,
     row_scales: u32,
@@ -25,6 +25,8 @@ struct Params {
     groups: u32,
     digits_at: u32,
     digit_bits: u32,
+    // Of an input in splits.
+    splits: u32,
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
@@ -47,6 +49,10 @@ var<private> raw_w: array<Eight, EACH>;
 var<private> raw_z: array<Eight, EACH>;
 var<private> raw_r: array<Eight, EACH>;
 var<private> first_inverse: f32;
+// Of an input in splits: values of each, and the largest scores and the sums of all.
+var<private> raw_splits: array<Eight, select(1u, 4u * EACH, INPUT == 4u)>;
+var<private> raw_maxima: array<vec4<f32>, EACH>;
+var<private> raw_sums: array<vec4<f32>, EACH>;
 var<private> squares: vec2<f32>;
 // With slices: of each eight.
 var<workgroup> eight_squares: array<f32, 1u + select(0u, 4u * ROOM, INPUT == 2u)>;
@@ -59,7 +65,27 @@ fn raw8(e: u32) -> Eight {
     return Eight(x[ready(2u * e)], x[ready(2u * e + 1u)]);
 }
 
-fn weight8(e: u32) -> Eight {
+fn four_of_residual(first: u32) -> vec4<f32> {
+    let at = ready(first);
+    return vec4(residual[at], residual[at + 1u], residual[at + 2u], residual[at + 3u]);
+}
+
+// What is rounded for experts, but for the norm's factor.
+fn digit8(e: u32) -> Eight {
+    let v = raw8(e);
+    if INPUT == 3u {
+        let a = four_of_residual(8u * e) + v.a * first_inverse * w[2u * e];
+        return Eight(a, four_of_residual(8u * e + 4u) + v.b * first_inverse * w[2u * e + 1u]);
+    }
+    return v;
+}
+
+fn digit_weight8(e: u32) -> Eight {
+    if INPUT == 3u {
+        let c = 8u * e;
+        let a = vec4(bias[c], bias[c + 1u], bias[c + 2u], bias[c + 3u]);
+        return Eight(a, vec4(bias[c + 4u], bias[c + 5u], bias[c + 6u], bias[c + 7u]));
+    }
     return Eight(z[2u * e], z[2u * e + 1u]);
 }
 
@@ -72,19 +98,26 @@ fn load_norm8(n: u32, e: u32) {
         raw_w[n] = Eight(w[c], w[c + 1u]);
     }
     if INPUT == 3u {
-        raw_z[n] = weight8(e);
+        raw_z[n] = Eight(z[2u * e], z[2u * e + 1u]);
     }
 }
 
 fn load8(n: u32, e: u32) {
+    if INPUT == 4u {
+        let stats = 8u * params.eights + 2u * (8u * e / params.width);
+        raw_maxima[n] = x[ready(stats)];
+        raw_sums[n] = x[ready(stats + 1u)];
+        for (var s = 0u; s < 4u; s++) {
+            raw_splits[4u * n + s] = raw8(min(s, params.splits - 1u) * params.eights + e);
+        }
+        return;
+    }
     raw[n] = raw8(e);
     if INPUT == 2u {
         raw_z[n] = Eight(z[ready(2u * e)], z[ready(2u * e + 1u)]);
     }
     if INPUT == 3u {
-        let first = ready(8u * e);
-        raw_r[n].a = vec4(residual[first], residual[first + 1u], residual[first + 2u], residual[first + 3u]);
-        raw_r[n].b = vec4(residual[first + 4u], residual[first + 5u], residual[first + 6u], residual[first + 7u]);
+        raw_r[n] = Eight(four_of_residual(8u * e), four_of_residual(8u * e + 4u));
     }
 }
 
@@ -97,7 +130,25 @@ fn raw_squares(count: u32, place: Place) -> vec2<f32> {
     return sum;
 }
 
+// Eight values of an input in splits.
+fn together8(n: u32) -> Eight {
+    let there = vec4(0u, 1u, 2u, 3u) < vec4(params.splits);
+    let maxima = select(vec4(LOWEST), raw_maxima[n], there);
+    let largest = max(max(maxima.x, maxima.y), max(maxima.z, maxima.w));
+    var shares = select(vec4(0.0), exp(maxima - largest), there);
+    shares /= dot(shares, select(vec4(0.0), raw_sums[n], there));
+    var v = Eight(vec4(0.0), vec4(0.0));
+    for (var s = 0u; s < 4u; s++) {
+        v.a += shares[s] * raw_splits[4u * n + s].a;
+        v.b += shares[s] * raw_splits[4u * n + s].b;
+    }
+    return v;
+}
+
 fn made8(n: u32, local: u32, real: bool, place: Place) -> Eight {
+    if INPUT == 4u {
+        return together8(n);
+    }
     let v = raw[n];
     if INPUT == 0u {
         return v;
@@ -109,7 +160,7 @@ fn made8(n: u32, local: u32, real: bool, place: Place) -> Eight {
     if INPUT == 3u {
         let h = Eight(raw_r[n].a + v.a * first_inverse * raw_w[n].a, raw_r[n].b + v.b * first_inverse * raw_w[n].b);
         squares += select(vec2(0.0), squares_of8(h.a, h.b), real);
-        if real && folded(place) == 0u {
+        if DIGITS == 0u && real && folded(place) == 0u {
             for (var i = 0u; i < 4u; i++) {
                 y[params.digits_at + 8u * local + i] = h.a[i];
                 y[params.digits_at + 8u * local + 4u + i] = h.b[i];
@@ -237,6 +288,14 @@ fn product(place: Place) {
 fn main(place: Place) {
     if DIGITS == 1u && folded(place) == params.groups {
         wait_for_inputs(place);
+        if INPUT == 3u {
+            var sum = vec2(0.0);
+            for (var e = index_of(place); e < params.eights; e += THREADS) {
+                let v = raw8(e);
+                sum += squares_of8(v.a, v.b);
+            }
+            first_inverse = inverse_rms(sum, params.cols, params.eps, place);
+        }
         write_digits(place);
     } else {
         product(place);

@@ -25,11 +25,11 @@ struct Params {
 @group(0) @binding(5) var<storage, read> bias: array<f32>;
 @group(0) @binding(6) var<storage, read_write> y: array<f32>;
 
-fn raw8(e: u32) -> Eight {
+fn digit8(e: u32) -> Eight {
     return Eight(x[ready(2u * e)], x[ready(2u * e + 1u)]);
 }
 
-fn weight8(e: u32) -> Eight {
+fn digit_weight8(e: u32) -> Eight {
     return Eight(w2[2u * e], w2[2u * e + 1u]);
 }
 
@@ -39,7 +39,7 @@ fn product(place: Place) {
         totals[k] = 0.0;
     }
     for (var i = place.thread; i < params.eights; i += THREADS) {
-        let own = raw8(i);
+        let own = digit8(i);
         let input = Eight(own.a * w[2u * i], own.b * w[2u * i + 1u]);
         let squares = squares_of8(own.a, own.b);
         totals[ROWS] += squares.x;

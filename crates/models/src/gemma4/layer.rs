@@ -86,8 +86,7 @@ impl<B: Backend> Attention<B> {
         };
         let mask = window.map_or(Mask::Causal, Mask::Window);
         let spec = Spec { heads, scale: 1.0, mask, soft_cap: None };
-        let y = b.self_attention(q, kv, &self.core, batch, &mut caches, &spec)?;
-        Ok(b.matmul(&y, &self.o_proj)?)
+        Ok(b.self_attention_out((q, kv), &self.core, batch, &mut caches, &spec, (&self.o_proj, None))?)
     }
 }
 
@@ -187,16 +186,19 @@ impl<B: Backend> Layer<B> {
         let x = self.attention.forward(b, &h, Norm { w: &self.input_norm, eps }, batch, caches)?;
         let own_input = self.layer_input.as_ref().zip(input);
         let factor = if own_input.is_some() { Factor::One } else { Factor::Scalar(self.scalar) };
-        let pre = Norm { w: &self.pre_norm, eps };
-        let (h, dense) = self.mlp.forward_after(b, &h, [&x, &self.post_attention_norm], pre)?;
+        let (pre, x_post) = (Norm { w: &self.pre_norm, eps }, [&x, &self.post_attention_norm]);
 
         let h = match &self.moe {
             Some(Moe { weights, pre_norm, post_norm, dense_post_norm }) => {
-                let routed = b.moe(&h, Norm { w: pre_norm, eps }, weights, false)?;
+                let moe = (Norm { w: pre_norm, eps }, weights);
+                let [h, dense, routed] = b.norm_add_unit_moe(&h, x_post, (pre, &self.mlp.0), moe)?;
                 let norms = [dense_post_norm, post_norm, &self.post_norm];
                 b.combine_norm_add(&h, [&dense, &routed], norms, eps, factor)?
             }
-            None => b.norm_add(&h, &dense, &self.post_norm, eps, factor)?,
+            None => {
+                let (h, dense) = self.mlp.forward_after(b, &h, x_post, pre)?;
+                b.norm_add(&h, &dense, &self.post_norm, eps, factor)?
+            }
         };
         let Some((own, input)) = own_input else { return Ok(h) };
         let x = b.glu(b.matmul(&h, &own.gate)?, &input, Activation::GeluTanh)?;

@@ -111,7 +111,7 @@ impl<B: Backend> Attention<B> {
         let AttentionConfig { heads, head_dim, .. } = self.config;
         let [q, k, v] = b.norm_matmuls(&h, norm, self.projections.each_ref())?;
         let spec = Spec { heads, scale: (head_dim as f32).powf(-0.5), mask: Mask::Causal, soft_cap: None };
-        let y = b.self_attention(q, Some([k, v]), &self.core, batch, &mut caches, &spec)?;
-        Ok(b.matmul_add(&y, &self.o_proj, h)?)
+        let out = (&self.o_proj, Some(h));
+        Ok(b.self_attention_out((q, Some([k, v])), &self.core, batch, &mut caches, &spec, out)?)
     }
 }

@@ -1,6 +1,6 @@
 //! The second half of a layer: a gated unit, or routed experts beside a shared one.
 
-use backend::{Activation, Backend, GroupedSigmoid, MoeWeights, Norm, Routing as Choice};
+use backend::{Activation, Backend, GroupedSigmoid, MoeWeights, Norm, Routing as Choice, UnitWeights};
 
 use super::DecoderConfig;
 use crate::Result;
@@ -9,19 +9,15 @@ use crate::loader::{ExpertNames, ExpertShape, Loader};
 use crate::words::counted;
 
 /// `down(act(gate x) * up x)`
-pub(crate) struct Mlp<B: Backend> {
-    gate_up: [B::Matrix; 2],
-    down_proj: B::Matrix,
-    activation: Activation,
-}
+pub(crate) struct Mlp<B: Backend>(pub UnitWeights<B>);
 
 impl<B: Backend> Mlp<B> {
     pub fn load(loader: &Loader<'_, B>, hidden: usize, width: usize, activation: Activation) -> Result<Self> {
-        Ok(Self {
+        Ok(Self(UnitWeights {
             gate_up: loader.matrices([("gate_proj", width), ("up_proj", width)], hidden)?,
-            down_proj: loader.matrix("down_proj", hidden, width)?,
+            down: loader.matrix("down_proj", hidden, width)?,
             activation,
-        })
+        }))
     }
 
     /// `h = r + rms(x) * post`, and `f(norm(h))`.
@@ -32,14 +28,16 @@ impl<B: Backend> Mlp<B> {
         x_post: [&B::Tensor; 2],
         norm: Norm<'_, B::Tensor>,
     ) -> Result<(B::Tensor, B::Tensor)> {
-        let (h, hidden) = b.norm_add_gate_up(r, x_post, norm, self.gate_up.each_ref(), self.activation)?;
-        Ok((h, b.matmul(&hidden, &self.down_proj)?))
+        let UnitWeights { gate_up, down, activation } = &self.0;
+        let (h, hidden) = b.norm_add_gate_up(r, x_post, norm, gate_up.each_ref(), *activation)?;
+        Ok((h, b.matmul(&hidden, down)?))
     }
 
     /// `h + f(norm(h))`
     fn forward_add(&self, b: &B, h: B::Tensor, norm: Norm<'_, B::Tensor>) -> Result<B::Tensor> {
-        let hidden = b.norm_gate_up(&h, norm, self.gate_up.each_ref(), self.activation)?;
-        Ok(b.matmul_add(&hidden, &self.down_proj, h)?)
+        let UnitWeights { gate_up, down, activation } = &self.0;
+        let hidden = b.norm_gate_up(&h, norm, gate_up.each_ref(), *activation)?;
+        Ok(b.matmul_add(&hidden, down, h)?)
     }
 }
 

@@ -24,6 +24,19 @@ fn workgroup_sum(value: vec2<f32>, place: Place) -> vec2<f32> {
     return sum;
 }
 
+// The same where subgroups are many: those of each share the parts, instead of adding up all of them.
+fn workgroup_sum_of_many(value: vec2<f32>, place: Place) -> vec2<f32> {
+    publish_sum(value, place);
+    workgroupBarrier();
+    var sum = vec2(0.0);
+    for (var i = place.lane; i < place.subgroups; i += place.subgroup_size) {
+        sum += sum_parts[i];
+    }
+    // Nobody may begin the next sum before all have read this one.
+    workgroupBarrier();
+    return subgroupAdd(sum);
+}
+
 // Between the two: the sum of one of `parts` equal parts of the workgroup. No subgroup has threads of two parts.
 fn published_part(part: u32, parts: u32, place: Place) -> vec2<f32> {
     let each = place.subgroups / parts;
