@@ -38,6 +38,18 @@ pub fn self_attention<B: Backend>(
     }
 }
 
+/// `W y[t]`, plus a residual.
+pub fn projected<B: Backend>(
+    b: &B,
+    y: &B::Tensor,
+    (w, residual): (&B::Matrix, Option<B::Tensor>),
+) -> Result<B::Tensor> {
+    match residual {
+        Some(residual) => b.matmul_add(y, w, residual),
+        None => b.matmul(y, w),
+    }
+}
+
 /// [`Backend::latent_attention`]
 pub fn latent_attention<B: Backend>(
     b: &B,

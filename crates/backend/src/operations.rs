@@ -383,10 +383,7 @@ pub trait Backend: Sized + 'static {
         (out, residual): (&Self::Matrix, Option<Self::Tensor>),
     ) -> Result<Self::Tensor> {
         let y = self.self_attention(q, kv, weights, batch, caches, spec)?;
-        match residual {
-            Some(residual) => self.matmul_add(&y, out, residual),
-            None => self.matmul(&y, out),
-        }
+        compositions::projected(self, &y, (out, residual))
     }
 
     /// `q'[h] = W[h] q[h]`: brings the plain part of each query head `[n, heads * nope]` into latent space

@@ -272,8 +272,8 @@ fn chains_change_nothing() {
         );
         // Compilers may put sums and products together differently, and an expert may be chosen by a hair.
         assert!(apart[most] < 1e-4, "{}: {apart:?}", folder.display());
-        // Random weights magnify rounding, and what an expert chosen by a hair changes: three models in their real size were off by 0.16 to 0.23. Wrong
-        // experts are off by 0.7.
+        // Random weights magnify rounding, and what an expert chosen by a hair changes: three models in their real size were off by 0.16 to 0.23. Two
+        // runs with wrong experts were 0.7 apart.
         assert!(off[middle] < 0.4, "{}: {off:?}", folder.display());
     }
 }

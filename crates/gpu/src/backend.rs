@@ -24,37 +24,6 @@ use crate::{
 };
 
 impl Gpu {
-    /// Attention of one token in few dispatches; `None` where that cannot be, or shapes do not fit, which the parts refuse.
-    fn attended(
-        &self,
-        (q, kv): (&Tensor, Option<&[Tensor; 2]>),
-        weights: &AttentionWeights<Self>,
-        batch: &Batch<Self>,
-        caches: &mut [&mut KvCache],
-        (spec, shared): (&Attention, bool),
-    ) -> Result<Option<Attended>> {
-        let width = weights.q_norm.shape().cols;
-        let stride = if weights.gated { 2 * width } else { width };
-        let fits = |cache: &KvCache| {
-            let KvShape { heads, key_dim, value_dim, .. } = cache.shape;
-            let kv_fits = |[k, v]: &[Tensor; 2]| {
-                (k.shape().cols, v.shape().cols) == (heads * key_dim, heads * value_dim)
-                    && weights.key_value.as_ref().is_some_and(|own| own.heads == heads)
-            };
-            width == key_dim
-                && q.shape().cols == spec.heads * stride
-                && spec.heads.is_multiple_of(heads)
-                && (!weights.gated || value_dim == key_dim)
-                && batch.spans().first().is_some_and(|span| span.position == cache.len())
-                && weights.rope.rotary_dim() <= width
-                && kv.is_some_and(kv_fits)
-        };
-        match caches {
-            [cache] if fits(cache) => self.attention_step(q, kv, weights, batch, cache, (spec, shared)),
-            _ => Ok(None),
-        }
-    }
-
     /// Appends to every cache or, when one does not fit, to none.
     fn append_all(
         &self,
@@ -515,10 +484,7 @@ impl Backend for Gpu {
             Some(Attended::Whole(y)) => y,
             None => compositions::self_attention(self, q, kv, weights, batch, caches, spec)?,
         };
-        match residual {
-            Some(residual) => self.matmul_add(&y, out, residual),
-            None => self.matmul(&y, out),
-        }
+        compositions::projected(self, &y, (out, residual))
     }
 
     fn mla_absorb_q(&self, q: &Tensor, weights: &HeadMatrices) -> Result<Tensor> {

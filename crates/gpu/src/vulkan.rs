@@ -100,9 +100,10 @@ static DRIVER: OnceLock<Driver> = OnceLock::new();
 
 thread_local! {
     /// How the dispatches that this thread is about to record follow one another; empty where it is wgpu that decides.
-    static LINKS: RefCell<Links> = const { RefCell::new(Links { upcoming: VecDeque::new(), in_chain: false }) };
+    static LINKS: RefCell<Links> = RefCell::default();
 }
 
+#[derive(Default)]
 struct Links {
     upcoming: VecDeque<Link>,
     /// Whether the one before waits by itself, or is waited for.
@@ -113,7 +114,7 @@ struct Links {
 pub(crate) fn linked<T>(links: &[Link], encode: impl FnOnce() -> T) -> T {
     LINKS.set(Links { upcoming: links.iter().copied().collect(), in_chain: false });
     let result = encode();
-    LINKS.set(Links { upcoming: VecDeque::new(), in_chain: false });
+    LINKS.take();
     result
 }
 

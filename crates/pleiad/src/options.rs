@@ -63,7 +63,7 @@ pub struct MachineArgs {
     #[arg(long, value_name = "N", value_parser = parse_gpu, help_heading = "Machine")]
     pub gpu: Option<usize>,
 
-    /// Put barriers between all kernels, on NVIDIA's GPUs too, where those of a token otherwise wait for each other by themselves: a tenth slower
+    /// Put barriers between all kernels, on NVIDIA's GPUs too, where those of a token otherwise wait for each other by themselves: 4 to 12% slower
     #[arg(long, hide_short_help = true, help_heading = "Machine")]
     pub gpu_barriers: bool,
 

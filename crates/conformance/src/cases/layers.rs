@@ -148,19 +148,14 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
             self_attention(b, rng, cache, heads, (gated, norm_values), at_once, None)
         }));
     }
-    for (name, width, kv_heads, heads, gated, at_once, format, residual) in [
-        ("gated, residual", 64, 2, 16, true, 100, Q4, true),
-        ("wide heads", 512, 1, 9, false, 180, Q4, false),
-        ("heads of 256, 8 bits", 256, 4, 8, false, 300, Q8, true),
-        ("plain projection", 64, 1, 3, true, 30, BF16, true),
+    for (name, (width, float), kv_heads, heads, gated, at_once, format, residual) in [
+        ("gated, residual", (64, CacheFloat::F16), 2, 16, true, 100, Q4, true),
+        ("wide heads", (512, CacheFloat::F16), 1, 9, false, 180, Q4, false),
+        ("heads of 256, 8 bits", (256, CacheFloat::F16), 4, 8, false, 300, Q8, true),
+        ("plain projection", (64, CacheFloat::F16), 1, 3, true, 30, BF16, true),
+        ("eights of two heads", (12, CacheFloat::F32), 2, 16, true, 100, Q4, false),
     ] {
-        let cache = KvShape {
-            heads: kv_heads,
-            key_dim: width,
-            value_dim: width,
-            float: CacheFloat::F16,
-            window: None,
-        };
+        let cache = KvShape { heads: kv_heads, key_dim: width, value_dim: width, float, window: None };
         let detail = format!("{name}, {heads} over {kv_heads} heads of {width}, token by token");
         cases.push(Case::new("self_attention_out", detail, HALVES, move |b: &B, rng| {
             self_attention(b, rng, cache, heads, (gated, false), at_once, Some((format, residual)))
@@ -204,6 +199,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     }
     for (name, experts, [d, width], unit, formats) in [
         ("a router of 4 bits", 20, [128, 64], 70, [Q4, Q4, Q4]),
+        ("the same beside whole rows", 20, [128, 64], 64, [Q4, Q4, Q4]),
         ("one of 8, rows in three steps", 130, [2816, 64], 64, [Q4, Q4, Q8]),
         ("long rows", 4, [4160, 64], 64, [Q4, Q4, Q4]),
         ("plain weights", 12, [40, 24], 33, [BF16, BF16, BF16]),
@@ -432,9 +428,7 @@ impl Experts {
         }
         Ok(outputs)
     }
-}
 
-impl Experts {
     /// Beside a gated unit of a width.
     fn check_beside<B: Backend>(&self, b: &B, rng: &mut Rng, width: usize) -> CaseResult {
         let weights = self.weights(b, rng)?;
@@ -519,11 +513,7 @@ fn self_attention<B: Backend>(
                 let behind = (matrix, residual.clone());
                 let (own, q) = (&mut [&mut own], (q.clone(), kv()));
                 let y = b.self_attention_out(q, &weights, &batch, own, &spec, behind)?;
-                let expected = match residual {
-                    Some(residual) => b.matmul_add(&expected, matrix, residual)?,
-                    None => b.matmul(&expected, matrix)?,
-                };
-                (y, expected)
+                (y, compositions::projected(b, &expected, (matrix, residual))?)
             }
             None => (b.self_attention(q.clone(), kv(), &weights, &batch, &mut [&mut own], &spec)?, expected),
         };

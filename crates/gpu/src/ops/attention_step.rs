@@ -198,6 +198,37 @@ impl Gpu {
         Ok(true)
     }
 
+    /// Attention of one token in few dispatches; `None` where that cannot be, or shapes do not fit, which the parts refuse.
+    pub(crate) fn attended(
+        &self,
+        (q, kv): (&Tensor, Option<&[Tensor; 2]>),
+        weights: &AttentionWeights<Gpu>,
+        batch: &Batch<Gpu>,
+        caches: &mut [&mut KvCache],
+        (spec, shared): (&Attention, bool),
+    ) -> Result<Option<Attended>> {
+        let width = weights.q_norm.shape().cols;
+        let stride = if weights.gated { 2 * width } else { width };
+        let fits = |cache: &KvCache| {
+            let KvShape { heads, key_dim, value_dim, .. } = cache.shape;
+            let kv_fits = |[k, v]: &[Tensor; 2]| {
+                (k.shape().cols, v.shape().cols) == (heads * key_dim, heads * value_dim)
+                    && weights.key_value.as_ref().is_some_and(|own| own.heads == heads)
+            };
+            width == key_dim
+                && q.shape().cols == spec.heads * stride
+                && spec.heads.is_multiple_of(heads)
+                && (!weights.gated || value_dim == key_dim)
+                && batch.spans().first().is_some_and(|span| span.position == cache.len())
+                && weights.rope.rotary_dim() <= width
+                && kv.is_some_and(kv_fits)
+        };
+        match caches {
+            [cache] if fits(cache) => self.attention_step(q, kv, weights, batch, cache, (spec, shared)),
+            _ => Ok(None),
+        }
+    }
+
     /// The core of an attention layer for one token whose projections lie in one buffer: heads in one dispatch, then attention with its
     /// gate. `None` where that is not so, or heads do not fit. Its positions may be shared, if who asks can put them together.
     pub(crate) fn attention_step(
@@ -299,6 +330,8 @@ impl Gpu {
         let (Some(each), Some(steps), Some(value_lanes)) = (each, steps, value_lanes) else {
             return Ok(None);
         };
+        // They are put together eight values at a time, which must be of one head.
+        let shared = shared && value_dim.is_multiple_of(8);
         if span.position - begin >= FEW || self.device.largest_subgroup > threads / 4 {
             return Ok(None);
         }
