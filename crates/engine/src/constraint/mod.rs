@@ -8,6 +8,7 @@ pub(crate) mod conforms;
 #[cfg(test)]
 pub(crate) mod fake_model;
 mod json;
+mod recent;
 #[cfg(test)]
 mod tests;
 mod vocabulary;
@@ -22,6 +23,7 @@ use llguidance::{Matcher, ParserFactory, panic_utils, regex_to_lark};
 use serde_json::Value as Json;
 
 use crate::{Error, Tokenizer};
+use recent::{Lent, Recent};
 
 pub(crate) use json::{Unsupported, with_options};
 
@@ -50,12 +52,14 @@ struct Vocabulary {
     width: usize,
     /// Made when it is first needed, or before; or why it could not be made.
     factory: OnceLock<Result<ParserFactory, String>>,
+    recent: Recent,
 }
 
 /// What one answer may still become.
 pub struct Constraint {
     vocabulary: Arc<Vocabulary>,
     matcher: Matcher,
+    lent: Lent,
     /// The tokens that can come next, once they are known.
     allowed: Option<SimpleVob>,
 }
@@ -82,8 +86,8 @@ impl Grammars {
     /// constraint, which takes about a second for a large one.
     pub fn new(tokenizer: &Tokenizer, width: usize) -> Self {
         let end_ids = tokenizer.eos_ids().iter().copied().filter(|id| (*id as usize) < width).collect();
-        let vocabulary =
-            Vocabulary { tokenizer: tokenizer.clone(), end_ids, width, factory: OnceLock::new() };
+        let (factory, recent) = (OnceLock::new(), Recent::default());
+        let vocabulary = Vocabulary { tokenizer: tokenizer.clone(), end_ids, width, factory, recent };
         Self { vocabulary: Arc::new(vocabulary) }
     }
 
@@ -94,21 +98,33 @@ impl Grammars {
 
     /// A constraint at the beginning of an answer.
     pub fn constraint(&self, grammar: &Grammar) -> Result<Constraint, Error> {
-        let (what, grammar) = match grammar {
-            Grammar::JsonObject => ("JSON object", json_grammar(&serde_json::json!({"type": "object"}))?),
-            Grammar::JsonSchema(schema) => ("JSON schema", json_grammar(schema)?),
-            Grammar::Regex(regex) => {
-                let lark = format!("start: {}", regex_terminal(regex));
-                ("regular expression", TopLevelGrammar::from_lark(lark))
-            }
-            Grammar::Lark(lark) => ("grammar", TopLevelGrammar::from_lark(lark.clone())),
+        let (what, form) = match grammar {
+            Grammar::JsonObject => ("JSON object", String::new()),
+            Grammar::JsonSchema(schema) => ("JSON schema", schema.to_string()),
+            Grammar::Regex(regex) => ("regular expression", regex.clone()),
+            Grammar::Lark(lark) => ("grammar", lark.clone()),
         };
         let factory = self.vocabulary.factory()?;
-        let build = || factory.create_parser_from_init_default(GrammarInit::Serialized(grammar));
-        let parser = panic_utils::catch_unwind(AssertUnwindSafe(build))
-            .map_err(|e| Error::InvalidGrammar { what, reason: in_words(&e.to_string(), what) })?;
+        let (parser, lent) = self.vocabulary.recent.parser(format!("{what}: {form}"), || {
+            let grammar = GrammarInit::Serialized(grammar.top_level()?);
+            let build = || factory.create_parser_from_init_default(grammar);
+            panic_utils::catch_unwind(AssertUnwindSafe(build))
+                .map_err(|e| Error::InvalidGrammar { what, reason: in_words(&e.to_string(), what) })
+        })?;
         let vocabulary = self.vocabulary.clone();
-        Ok(Constraint { vocabulary, matcher: Matcher::new(Ok(parser)), allowed: None })
+        Ok(Constraint { vocabulary, matcher: Matcher::new(Ok(parser)), lent, allowed: None })
+    }
+}
+
+impl Grammar {
+    /// As llguidance takes it.
+    fn top_level(&self) -> Result<TopLevelGrammar, Error> {
+        Ok(match self {
+            Self::JsonObject => json_grammar(&serde_json::json!({"type": "object"}))?,
+            Self::JsonSchema(schema) => json_grammar(schema)?,
+            Self::Regex(regex) => TopLevelGrammar::from_lark(format!("start: {}", regex_terminal(regex))),
+            Self::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
+        })
     }
 }
 
@@ -116,7 +132,8 @@ impl Constraint {
     /// Finds out which tokens can come next, unless that is known: what [`mask`](Self::mask) would otherwise have to do.
     pub fn prepare(&mut self) -> Result<(), Error> {
         if self.allowed.is_none() {
-            self.allowed = Some(self.matcher.compute_mask_or_eos().map_err(broken)?);
+            let found = self.matcher.compute_mask_or_eos();
+            self.allowed = Some(found.map_err(|e| self.broken(&e))?);
         }
         Ok(())
     }
@@ -147,7 +164,12 @@ impl Constraint {
             return Ok(());
         }
         self.allowed = None;
-        self.matcher.consume_token(id).map_err(broken)
+        self.matcher.consume_token(id).map_err(|e| self.broken(&e))
+    }
+
+    fn broken(&mut self, error: &dyn std::fmt::Display) -> Error {
+        self.lent.forget();
+        Error::ConstraintBroken { reason: first_line(&error.to_string()) }
     }
 
     /// Whether nothing can follow: the answer is over.
@@ -176,10 +198,6 @@ fn unanchored(regex: &str) -> &str {
         Some(rest) if (rest.len() - rest.trim_end_matches('\\').len()) % 2 == 0 => rest,
         _ => regex,
     }
-}
-
-fn broken(error: impl std::fmt::Display) -> Error {
-    Error::ConstraintBroken { reason: first_line(&error.to_string()) }
 }
 
 fn first_line(message: &str) -> String {

@@ -17,6 +17,43 @@ fn allows(grammars: &Grammars, tokenizer: &Tokenizer, grammar: &Grammar, answer:
 }
 
 #[test]
+fn a_form_that_was_used_is_known_and_means_the_same() {
+    let (tokenizer, grammars) = plain();
+    let counted = Grammar::JsonSchema(json!({"type": "string", "minLength": 20, "maxLength": 40}));
+    let other = Grammar::Regex("[a-z]{3,9}".into());
+    let forms = || grammars.vocabulary.recent.forms().len();
+    let answer = format!("\"{}\"", "abc ".repeat(8));
+    for round in 0..3 {
+        assert!(allows(&grammars, &tokenizer, &counted, &answer), "{round}");
+        assert!(!allows(&grammars, &tokenizer, &counted, "\"abc\""), "{round}");
+        assert!(allows(&grammars, &tokenizer, &other, "abcd"), "{round}");
+        assert_eq!(forms(), 2);
+    }
+    // Two at once have a parser each, and one that broke is not used again.
+    let mut both = [grammars.constraint(&counted).unwrap(), grammars.constraint(&counted).unwrap()];
+    assert_eq!(forms(), 1);
+    for id in tokenizer.encode(&answer, false).unwrap() {
+        let masks = both.each_mut().map(|constraint| {
+            let mut logits = [0.0; WIDTH];
+            constraint.mask(&mut logits).unwrap();
+            constraint.push(id).unwrap();
+            logits
+        });
+        assert_eq!(masks[0], masks[1]);
+    }
+    let [kept, mut broken] = both;
+    let wrong = tokenizer.encode("{", false).unwrap()[0];
+    assert!(broken.push(wrong).is_err());
+    drop((kept, broken));
+    assert_eq!(forms(), 2);
+    // As many as are kept.
+    for n in 1..40 {
+        assert!(allows(&grammars, &tokenizer, &Grammar::Regex(format!("a{{{n}}}")), &"a".repeat(n)), "{n}");
+    }
+    assert_eq!(forms(), 16);
+}
+
+#[test]
 fn forms_allow_what_they_should() {
     let (tokenizer, grammars) = plain();
     let person = json!({"type": "object", "required": ["name"], "additionalProperties": false,
