@@ -35,9 +35,9 @@ use options::Options;
 
 /// Failures that are printed in full.
 const PRINTED: usize = 10;
-/// Requests after which memory is looked at; what it was after the first so many is compared with the end.
-const WARM: usize = 1000;
-/// Growth of memory in megabytes that is still none.
+/// Requests after which memory is shown.
+const OFTEN: usize = 1000;
+/// Growth of memory over the second half, in megabytes, that is still none.
 const MOST_GROWTH: f64 = 20.0;
 
 /// What all workers share.
@@ -48,7 +48,7 @@ struct Run {
     outcomes: RefCell<BTreeMap<String, u64>>,
     failures: Cell<usize>,
     /// Megabytes after the first requests.
-    warm: Cell<Option<f64>>,
+    half: Cell<Option<f64>>,
 }
 
 impl Run {
@@ -74,11 +74,11 @@ impl Run {
     async fn worker(&self) {
         while self.next.get() < self.options.requests {
             let number = self.next.replace(self.next.get() + 1);
-            if number > 0 && number.is_multiple_of(WARM) {
+            if number == self.options.requests / 2 {
+                self.half.set(server::megabytes(&self.options).await);
+            }
+            if number > 0 && number.is_multiple_of(OFTEN) {
                 let megabytes = server::megabytes(&self.options).await;
-                if number == WARM {
-                    self.warm.set(megabytes);
-                }
                 println!(
                     "{number} requests, {} failures, {:.1} MB",
                     self.failures.get(),
@@ -103,7 +103,7 @@ async fn fuzz(options: Options) -> Result<bool, String> {
         next: Cell::new(0),
         outcomes: RefCell::default(),
         failures: Cell::new(0),
-        warm: Cell::new(None),
+        half: Cell::new(None),
     });
     let all = LocalSet::new();
     for _ in 0..run.options.concurrency {
@@ -124,8 +124,8 @@ async fn fuzz(options: Options) -> Result<bool, String> {
     if let Err(reason) = &after {
         eprintln!("afterwards: {reason}");
     }
-    let (warm, end) = (run.warm.get(), server::megabytes(&run.options).await);
-    let growth = warm.zip(end).map(|(warm, end)| end - warm);
+    let (half, end) = (run.half.get(), server::megabytes(&run.options).await);
+    let growth = half.zip(end).map(|(half, end)| end - half);
     let grew = growth.is_some_and(|growth| growth > MOST_GROWTH);
     let good = run.failures.get() == 0 && after.is_ok() && !grew;
     let result = json!({
@@ -134,7 +134,7 @@ async fn fuzz(options: Options) -> Result<bool, String> {
         "seed": run.options.seed,
         "failures": run.failures.get(),
         "healthy_afterwards": after.is_ok(),
-        "resident_mb_warm": warm,
+        "resident_mb_half": half,
         "resident_mb_last": end,
         "growth_mb": growth,
     });
