@@ -21,8 +21,8 @@ pub use operations::Backend;
 pub use profile::OperationTime;
 pub use rope::{Pairing, RopeSpec, YarnSpec};
 pub use shapes::{
-    Activation, Attention, AttentionWeights, CacheFloat, Factor, GdnShape, GdnWeights, GroupedSigmoid,
-    Handle, KeyValueNorms, KvImage, KvShape, LatentAttention, LatentWeights, Mask, MlaWeights, MoeWeights,
-    Norm, RecurrentImage, Routing, Shape, Shared, UnitWeights,
+    Activation, Attention, AttentionWeights, CacheFloat, EndNorms, Factor, GdnShape, GdnWeights,
+    GroupedSigmoid, Handle, KeyValueNorms, KvImage, KvShape, LatentAttention, LatentWeights, LayerEnd,
+    LayerStart, Mask, MlaWeights, MoeWeights, Norm, RecurrentImage, Routing, Shape, Shared, UnitWeights,
 };
 pub use top::largest;

@@ -4,8 +4,8 @@ use checkpoint::Weight;
 
 use crate::{
     Activation, Attention, AttentionWeights, Batch, Error, Factor, GdnShape, GdnWeights, GroupedSigmoid,
-    Handle, KvImage, KvShape, LatentAttention, LatentWeights, MlaWeights, MoeWeights, Norm, OperationTime,
-    RecurrentImage, Result, RopeSpec, Shared, Span, UnitWeights, compositions,
+    Handle, KvImage, KvShape, LatentAttention, LatentWeights, LayerEnd, LayerStart, MlaWeights, MoeWeights,
+    Norm, OperationTime, RecurrentImage, Result, RopeSpec, Shared, Span, UnitWeights, compositions,
 };
 
 /// A machine that runs models.
@@ -549,6 +549,16 @@ pub trait Backend: Sized + 'static {
         factor: Factor<'_, Self::Tensor>,
     ) -> Result<Self::Tensor> {
         self.norm_add(r, &self.combine_norm(a, wa, b, wb, eps)?, w, eps, factor)
+    }
+
+    /// `h`, as the end of a layer says, and [`norm_matmuls`](Self::norm_matmuls) of it with the next layer's norm, where these are better made together; `None` where
+    /// they are not, and whoever asks makes one after the other.
+    fn end_norm_matmuls<const N: usize>(
+        &self,
+        _end: &LayerEnd<'_, Self::Tensor>,
+        _weights: [&Self::Matrix; N],
+    ) -> Result<Option<LayerStart<Self::Tensor, N>>> {
+        Ok(None)
     }
 
     // ---- Gated DeltaNet ----

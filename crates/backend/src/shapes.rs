@@ -218,6 +218,36 @@ pub struct UnitWeights<B: Backend> {
     pub activation: Activation,
 }
 
+/// The norms at the end of one of Gemma's layers with experts.
+pub struct EndNorms<T> {
+    /// Of the dense half, of the routed one, and of their sum.
+    pub each: [T; 3],
+    /// These in a row, and the first norm of the next layer behind them: `[1, 4 * d]`. None in the last layer.
+    pub with_next: Option<T>,
+}
+
+/// What such a layer leaves to the next: `h = (r + rms(rms(a) * wa + rms(b) * wb) * w) * factor`, not computed yet.
+pub struct LayerEnd<'a, T> {
+    /// The residual.
+    pub r: T,
+    /// The dense half and the routed one.
+    pub halves: [T; 2],
+    /// `wa`, `wb` and `w`.
+    pub norms: &'a EndNorms<T>,
+    /// Of all of them, and of the next layer's first.
+    pub eps: f32,
+    /// At the end.
+    pub factor: f32,
+}
+
+/// What the next layer makes of it first.
+pub struct LayerStart<T, const N: usize> {
+    /// As a whole.
+    pub h: T,
+    /// `W_m (rms(h) * w)` for several matrices.
+    pub products: [T; N],
+}
+
 /// A layer of experts.
 pub struct MoeWeights<B: Backend> {
     /// From a token to a logit per expert.

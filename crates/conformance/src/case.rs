@@ -260,12 +260,13 @@ pub fn run_all<B: Backend>(b: &B, filter: Option<&str>) -> Vec<Outcome> {
 const FAST: Bound = Bound::l2(1e-2);
 
 /// Operations in which fast numerics round.
-const ROUNDED: [&str; 20] = [
+const ROUNDED: [&str; 21] = [
     "matrices",
     "matmul",
     "matmuls",
     "matmul_add",
     "norm_matmuls",
+    "end_norm_matmuls",
     "gated_norm_matmul_add",
     "gate_up",
     "norm_add_gate_up",

@@ -106,6 +106,7 @@ fn every_operation_has_cases() {
         "rope_table",
         "matrices",
         "norm_matmuls",
+        "end_norm_matmuls",
         "norm_add_gate_up",
         "norm_add_unit_moe",
         "norm_gate_up",

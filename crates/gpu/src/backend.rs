@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use ::backend::{
     Activation, Attention, AttentionWeights, Backend, Batch, Error, Factor, GdnShape, GdnWeights,
-    GroupedSigmoid, Handle, KvImage, KvShape, LatentAttention, LatentWeights, Mask, MoeWeights, Norm,
-    OperationTime, RecurrentImage, Result, RopeSpec, Routing, Shape, Shared, Span, UnitWeights, check,
-    compositions,
+    GroupedSigmoid, Handle, KvImage, KvShape, LatentAttention, LatentWeights, LayerEnd, LayerStart, Mask,
+    MoeWeights, Norm, OperationTime, RecurrentImage, Result, RopeSpec, Routing, Shape, Shared, Span,
+    UnitWeights, check, compositions,
 };
 use checkpoint::Weight;
 
@@ -713,6 +713,14 @@ impl Backend for Gpu {
                 self.norm_add_of([r, &both, w], eps, &factor)
             }
         }
+    }
+
+    fn end_norm_matmuls<const N: usize>(
+        &self,
+        end: &LayerEnd<'_, Tensor>,
+        weights: [&Matrix; N],
+    ) -> Result<Option<LayerStart<Tensor, N>>> {
+        self.end_products(end, weights)
     }
 
     fn conv_causal(

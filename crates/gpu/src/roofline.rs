@@ -54,6 +54,10 @@ fn roofline() {
     let gpu = Gpu::new(&Options { adapter: Choice::Any, profile: true, ..Options::default() }).unwrap();
     println!("{}", gpu.description());
     let software = gpu.adapter().software;
+    let apart =
+        Gpu::new(&Options { adapter: Choice::Any, profile: true, chains: Some(false), ..Options::default() });
+    println!("products, each behind a barrier:");
+    products(&apart.unwrap(), software);
     let size: u64 = if software { 64 << 20 } else { 1 << 30 };
     let (a, b) = (gpu.pool.fresh("copy", size).unwrap(), gpu.pool.fresh("copy", size).unwrap());
     let copy = seconds(&gpu, 5, |_| gpu.recorder.copy(&a, &b, &[Copy { from: 0, to: 0, len: size }]));
@@ -82,6 +86,7 @@ fn roofline() {
     );
     gpu.device.wgpu.poll(wgpu::PollType::wait_indefinitely()).unwrap();
 
+    println!("products as they come, in a chain side by side:");
     products(&gpu, software);
     experts(&gpu, software);
     norms(&gpu);

@@ -193,7 +193,7 @@ pub(crate) mod kernels {
         MATVEC = "matvec", [Linear, Codes, Input, Totals], 5 => 1, [32, 128, 256], "ROWS" in [4], "TOKENS" in [1, 2, 4, 8],
             "ALIGNED" in [0, 1];
         MATVEC_ROUNDED = "matvec_rounded", [Chain, Lanes, Quads, WholeCodes, Rounding, Rounded, RoundedInput, Sum, Rms, Digits, Activation], 7 => 1, [256, 512],
-            "LANES" in [8, 32], "STEPS" in [1, 2, 3, 4], "ROWS" in [1, 2, 4], "INPUT" in [0, 1, 2, 3, 4], "LONG" in [0, 1],
+            "LANES" in [8, 16, 32], "STEPS" in [1, 2, 3, 4, 5, 6], "ROWS" in [1, 2], "AHEAD" in [0, 1], "INPUT" in [0, 1, 2, 3, 4, 5], "LONG" in [0, 1],
             "GATED" in [0, 1], "ACTIVATION" in [0, 1], "DIGITS" in [0, 1];
         NORM_MATVEC = "norm_matvec", [Chain, Codes, Totals, Quads, Rounding, Sum, Rms, Digits], 6 => 1, [256], "ROWS" in [2];
         NORM_ADD = "norm_add", [Residual, Sum, Rms], 4 => 1, [64, 256, 1024];
@@ -525,6 +525,19 @@ mod tests {
             return false;
         }
         if variant.constant("BLOCKS") == Some(2) && variant.constant("LONG") == Some(1) {
+            return false;
+        }
+        // Heads have fewer threads for a row, and all of it.
+        let [steps, ahead, long] = ["STEPS", "AHEAD", "LONG"].map(|name| variant.constant(name));
+        let fits = match ahead {
+            None => true,
+            Some(0) => lanes != Some(16) && steps <= Some(4),
+            Some(_) => {
+                let team = lanes == Some(16) || (lanes, steps) == (Some(8), Some(1));
+                team && (long, gated) == (Some(0), Some(0))
+            }
+        };
+        if !fits {
             return false;
         }
         let rounded = variant.kernel.pieces.contains(&Rounded) && gated.is_some();

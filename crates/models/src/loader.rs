@@ -268,7 +268,11 @@ impl<'a, B: Backend> Loader<'a, B> {
 
     /// The weight of a norm.
     pub fn norm(&self, name: &str, len: usize) -> Result<B::Tensor> {
-        let values = self.offset_values(&format!("{name}.weight"), &[len], self.norm_offset)?;
-        Ok(self.backend.upload(1, len, &values)?)
+        Ok(self.backend.upload(1, len, &self.norm_values(name, len)?)?)
+    }
+
+    /// The same on the host.
+    pub fn norm_values(&self, name: &str, len: usize) -> Result<Vec<f32>> {
+        self.offset_values(&format!("{name}.weight"), &[len], self.norm_offset)
     }
 }

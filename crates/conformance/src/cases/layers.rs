@@ -2,9 +2,9 @@
 //! against those operations on the same backend.
 
 use backend::{
-    Activation, Attention, AttentionWeights, Backend, CacheFloat, Factor, GdnShape, GdnWeights,
-    GroupedSigmoid, Handle, KeyValueNorms, KvShape, LatentAttention, LatentWeights, Mask, MlaWeights,
-    MoeWeights, Norm, Pairing, RopeSpec, Routing, UnitWeights, compositions,
+    Activation, Attention, AttentionWeights, Backend, CacheFloat, EndNorms, Factor, GdnShape, GdnWeights,
+    GroupedSigmoid, Handle, KeyValueNorms, KvShape, LatentAttention, LatentWeights, LayerEnd, LayerStart,
+    Mask, MlaWeights, MoeWeights, Norm, Pairing, RopeSpec, Routing, UnitWeights, compositions,
 };
 use checkpoint::{Float, Format};
 
@@ -33,9 +33,22 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         ([4100, 8, 70], 256, Q4),
         ([8200, 1, 1], 64, Q4),
         ([8500, 1, 1], 320, Q4),
+        // As many rows as heads have.
+        ([32_800, 7, 70], 192, Q4),
+        ([33_000, 1, 1], 544, affine(4, 32, Float::F32)),
+        ([40_000, 8, 5], 288, affine(8, 32, Float::F16)),
         ([17, 5, 3], 77, BF16),
     ] {
         cases.push(norm_matmuls(rows, cols, format));
+    }
+    for (rows, cols, format) in [
+        ([33, 64, 5], 96, affine(4, 32, Float::F16)),
+        ([64, 128, 17], 2816, Q4),
+        ([40, 24, 7], 2048, Q8),
+        ([16, 8, 8], 4160, Q4),
+        ([7, 20, 3], 40, BF16),
+    ] {
+        cases.push(end_norm_matmuls(rows, cols, format));
     }
     for (heads, width, format) in [
         (32, 128, Q4),
@@ -264,6 +277,51 @@ fn norm_matmuls<B: Backend>(rows: [usize; 3], cols: usize, format: Format) -> Ca
             for (i, (result, sample)) in results.iter().zip(&weights).enumerate() {
                 let expected = products::matmul(sample, &normed[range.clone()].to_vec());
                 let output = Output::close(format!("y{i} of {range:?}"), b.read(result)?, &expected);
+                outputs.push(if expected.concat().len() < 12 { output.flat() } else { output });
+            }
+        }
+        Ok(outputs)
+    })
+}
+
+/// What a layer leaves to the next, and the first products there: together, where the backend has that, and one after the other.
+fn end_norm_matmuls<B: Backend>(rows: [usize; 3], cols: usize, format: Format) -> Case<B> {
+    let detail = format!("{}, {rows:?} rows, {cols} columns", crate::weights::format_name(format));
+    Case::new("end_norm_matmuls", detail, BOUND, move |b: &B, rng| {
+        let weights = samples(rng, format, rows, cols);
+        let matrices = b.matrices(weights.each_ref().map(|sample| &sample.weight))?;
+        let [r, dense, routed] = [0; 3].map(|_| rng.values(3, cols));
+        let gains = [0; 4].map(|_| rng.gain(cols));
+        let normed = |x: &Rows, w: &Host| norms::rms_heads(x, &w.wide()[0], f64::from(EPS));
+        let both = norms::add(&normed(&dense.wide(), &gains[0]), &normed(&routed.wide(), &gains[1]));
+        let h = norms::map(&norms::add(&r.wide(), &normed(&both, &gains[2])), |v| v * 0.25);
+        let input = normed(&h, &gains[3]);
+        let all: Vec<f32> = gains.iter().flat_map(|gain| gain.values.clone()).collect();
+        let [wa, wb, w, next] = gains.each_ref().map(|gain| gain.on(b));
+        let norms = EndNorms { each: [wa?, wb?, w?], with_next: Some(b.upload(1, 4 * cols, &all)?) };
+        let next = next?;
+        let mut outputs = Vec::new();
+        for range in [0..1, 1..2, 0..3] {
+            let [r, dense, routed] = [&r, &dense, &routed].map(|x| x.slice(range.clone()).on(b));
+            let end = LayerEnd { r: r?, halves: [dense?, routed?], norms: &norms, eps: EPS, factor: 0.25 };
+            let start = match b.end_norm_matmuls(&end, matrices.each_ref())? {
+                Some(start) => start,
+                None => {
+                    let LayerEnd { r, halves, norms, factor, .. } = &end;
+                    let (halves, each) = (halves.each_ref(), norms.each.each_ref());
+                    let h = b.combine_norm_add(r, halves, each, EPS, Factor::Scalar(*factor))?;
+                    let products = b.norm_matmuls(&h, Norm { w: &next, eps: EPS }, matrices.each_ref())?;
+                    LayerStart { h, products }
+                }
+            };
+            outputs.push(Output::close(
+                format!("h of {range:?}"),
+                b.read(&start.h)?,
+                &h[range.clone()].to_vec(),
+            ));
+            for (i, (product, sample)) in start.products.iter().zip(&weights).enumerate() {
+                let expected = products::matmul(sample, &input[range.clone()].to_vec());
+                let output = Output::close(format!("y{i} of {range:?}"), b.read(product)?, &expected);
                 outputs.push(if expected.concat().len() < 12 { output.flat() } else { output });
             }
         }

@@ -203,7 +203,7 @@ impl Gpu {
         let (x, norm) = match input {
             Prepared::Plain(x) => (*x, None),
             Prepared::Norm(x, norm) => (*x, Some(norm)),
-            Prepared::GatedNorm(..) | Prepared::NormAdd { .. } | Prepared::Splits(_) => {
+            Prepared::GatedNorm(..) | Prepared::NormAdd { .. } | Prepared::Splits(_) | Prepared::End(..) => {
                 unreachable!("leads to one product")
             }
         };
@@ -470,7 +470,7 @@ pub(crate) fn neighbours<const N: usize>(weights: [&Matrix; N]) -> Option<Range<
 }
 
 /// What of one token's product with neighbours is each one's.
-fn parts_of<const N: usize>(y: &Tensor, weights: [&Matrix; N]) -> [Tensor; N] {
+pub(crate) fn parts_of<const N: usize>(y: &Tensor, weights: [&Matrix; N]) -> [Tensor; N] {
     let first = weights.first().map_or(0, |w| w.first);
     weights.map(|w| {
         let shape = Shape { rows: 1, cols: w.rows };

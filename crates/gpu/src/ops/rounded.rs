@@ -3,11 +3,13 @@
 
 use std::ops::Range;
 
-use ::backend::{Activation, Handle, MoeWeights, Norm, Result, Routing, Shape, UnitWeights};
+use ::backend::{
+    Activation, Handle, LayerEnd, LayerStart, MoeWeights, Norm, Result, Routing, Shape, UnitWeights,
+};
 use checkpoint::Format;
 
 use super::elementwise::number;
-use super::product::neighbours;
+use super::product::{neighbours, parts_of};
 use super::{by_item, folded};
 use crate::pool::{ALIGNMENT, Buffer};
 use crate::shader::{Variant, has_whole_codes, kernels};
@@ -20,11 +22,12 @@ const THREADS: usize = 256;
 /// Values that share a scale after rounding.
 const GROUP: usize = 32;
 
-/// Workgroups of which each takes several blocks of rows rather than that there were more, since preparing the input costs, too: for most
-/// products, and for those of so many rows that blocks would take turns.
+/// Workgroups of which each takes several blocks of rows rather than that there were more, since preparing the input costs, too.
 const MANY: usize = 264;
+
+/// Rows from which on a product is taken for a model's head, which has many blocks for each; and groups of a row that threads have room for then.
 const MANY_ROWS: usize = 32_768;
-const MANY_OF_MANY_ROWS: usize = 1056;
+const MOST_GROUPS_AHEAD: usize = 96;
 
 /// Rows that threads share of an expert's gate and up, and of all experts' down.
 const UP_ROWS: usize = 4;
@@ -47,6 +50,8 @@ pub(crate) enum Prepared<'a> {
     NormAdd { r: &'a Tensor, x: &'a Tensor, post: &'a Tensor, norm: Norm<'a, Tensor> },
     /// Attention whose positions were shared.
     Splits(&'a Splits),
+    /// `rms(h) * w`, where `h` is what the layer in front leaves, and its norms and `w` are in a row.
+    End(&'a LayerEnd<'a, Tensor>, &'a Tensor),
 }
 
 /// What up to four workgroups for each head have of their positions' values, `[1, heads * width]` from each, and their largest scores and sums.
@@ -63,6 +68,7 @@ impl<'a> Prepared<'a> {
             Prepared::Plain(x) | Prepared::Norm(x, _) | Prepared::GatedNorm([x, _], _) => x,
             Prepared::NormAdd { x, .. } => x,
             Prepared::Splits(splits) => &splits.parts,
+            Prepared::End(end, _) => &end.halves[0],
         }
     }
 }
@@ -99,6 +105,12 @@ pub(crate) fn digits_at(results: usize) -> usize {
     results.next_multiple_of(ALIGNMENT as usize / 4)
 }
 
+/// What a product has left behind its results.
+fn behind(y: &Tensor, cols: usize) -> Tensor {
+    let at = 4 * digits_at(y.shape().cols) as u64;
+    Tensor::new(Shape { rows: 1, cols }, y.buffer().behind(at))
+}
+
 /// Bits of a code of a format that [has whole ones](has_whole_codes).
 pub(crate) fn bits_of(format: Format) -> u32 {
     match format {
@@ -122,6 +134,11 @@ impl Gpu {
         [32, groups.div_ceil(32).min(4)]
     }
 
+    /// The same of a head, where the next rows are asked for while these are multiplied: fewer threads have more of each.
+    fn head_team(groups: usize) -> [usize; 2] {
+        if groups <= 8 { [8, 1] } else { [16, groups.div_ceil(16)] }
+    }
+
     /// Whether workgroups have twice the threads, where the device allows, so that none has more than eight values of an input to prepare: half
     /// the instructions for that, and they have to stay in a cache with those of all kernels of a layer.
     fn wide(&self, stack: &Stack) -> bool {
@@ -140,7 +157,7 @@ impl Gpu {
         self.rounds(input.first().shape().rows, stack)
             && match input {
                 Prepared::Plain(_) | Prepared::Norm(..) | Prepared::Splits(_) => true,
-                Prepared::NormAdd { .. } => groups <= lanes * steps,
+                Prepared::NormAdd { .. } | Prepared::End(..) => groups <= lanes * steps,
                 Prepared::GatedNorm(_, norm) => {
                     let width = norm.w.shape().cols;
                     let at_once = lanes * steps * GROUP;
@@ -164,7 +181,9 @@ impl Gpu {
             Prepared::GatedNorm([_, z], norm) => (2, norm.w, *z, norm.eps),
             Prepared::NormAdd { post, norm, .. } => (3, *post, norm.w, norm.eps),
             Prepared::Splits(_) => (4, x, x, 0.0),
+            Prepared::End(end, norms) => (5, *norms, &end.halves[1], end.eps),
         };
+        let factor = if let Prepared::End(end, _) = input { end.factor } else { 1.0 };
         let (width, splits) = match input {
             Prepared::Splits(splits) => (splits.width, splits.count),
             _ => (w.shape().cols, 0),
@@ -172,40 +191,39 @@ impl Gpu {
         let halves = if besides.glu.is_some() { 2 } else { 1 };
         let results = rows.len() / halves;
         let adds = matches!(input, Prepared::NormAdd { .. });
-        let behind = besides.digits.is_some() || adds;
-        let y = match behind {
+        let more = besides.digits.is_some() || adds || matches!(input, Prepared::End(..));
+        let y = match more {
             true => self.tensor_with_digits(results, stack.cols)?,
             false => self.tensor(1, results)?,
         };
         let beside = match input {
             Prepared::NormAdd { r, .. } => r,
+            Prepared::End(end, _) => &end.r,
             _ => besides.residual.unwrap_or(x),
         };
         // A router of such an input has no bias, and the experts' norm in its place.
         let fifth = besides.digits.filter(|_| adds).map_or(besides.bias, |digits| Some(digits.w));
-        let [lanes, steps] = Self::team(stack.cols / GROUP);
-        let wide = self.wide(stack) && rows.len() < MANY_ROWS;
+        let groups = stack.cols / GROUP;
+        let head = rows.len() >= MANY_ROWS && groups <= MOST_GROUPS_AHEAD && halves == 1;
+        let [lanes, steps] = if head { Self::head_team(groups) } else { Self::team(groups) };
+        let wide = self.wide(stack);
         let threads = if wide { 2 * THREADS } else { THREADS };
         let teams = threads / lanes;
-        // Measured on an H200, within a fifth of each other (docs/performance.md).
+        // Measured on an H200 (docs/performance.md).
         let each = match rows.len() {
-            MANY_ROWS.. if steps > 2 => 2,
-            MANY_ROWS.. => 4,
+            _ if head => 8 / bits_of(stack.format) as usize,
             4096.. if !wide => 2,
             _ => halves,
         };
-        let long_row = stack.cols / GROUP > lanes * steps;
-        let many = match rows.len() {
-            MANY_ROWS.. => MANY_OF_MANY_ROWS,
-            // Where kernels wait for each other, as many threads.
-            _ if self.device.chains => MANY * THREADS / threads,
-            _ => MANY,
-        };
+        let long_row = groups > lanes * steps;
+        // As many threads, where kernels wait for each other, and where each has many turns.
+        let many = if head || self.device.chains { MANY * THREADS / threads } else { MANY };
         let variant = Variant::new(&kernels::MATVEC_ROUNDED, threads as u32)
             .format(stack.format)
             .with("LANES", lanes as u32)
             .with("STEPS", steps as u32)
             .with("ROWS", each as u32)
+            .with("AHEAD", u32::from(head))
             .with("INPUT", kind)
             .with("LONG", u32::from(long_row))
             .with("GATED", u32::from(besides.glu.is_some()))
@@ -217,24 +235,26 @@ impl Gpu {
                 continue;
             }
             let here_results = here.len() / halves;
-            let groups = here_results.div_ceil(teams * each / halves);
-            // Of wide ones in a chain no more than one for each part of the device, so that others find room.
-            let blocks = if long_row {
-                1
+            let blocks = here_results.div_ceil(teams * each / halves);
+            let workgroups = if long_row {
+                blocks
+            } else if head {
+                blocks.min(many)
             } else if wide && self.device.chains {
-                groups.div_ceil(many)
+                // No more than one for each part of the device, so that others find room.
+                blocks.div_ceil(blocks.div_ceil(many))
             } else {
-                (groups / many).max(1)
+                blocks.div_ceil((blocks / many).max(1))
             };
             let has = [besides.bias.is_some(), besides.residual.is_some()].map(usize::from);
             let skip = here.start - part.rows.start;
             let place = (here.start - rows.start) / halves;
             let numbers = [here_results, skip, place, results, has[0], has[1], blocks].map(|n| n as u32);
             let mut numbers: Vec<u32> = stack.numbers().into_iter().chain(numbers).collect();
-            let workgroups = groups.div_ceil(blocks);
             let bits = besides.digits.map_or(0, |digits| digits.bits);
             numbers.extend([eps.to_bits(), width as u32]);
             numbers.extend([workgroups as u32, digits_at(results) as u32, bits, splits as u32]);
+            numbers.push(factor.to_bits());
             let buffers = [
                 &part.codes,
                 &part.scales,
@@ -253,6 +273,27 @@ impl Gpu {
         Ok(y)
     }
 
+    /// [`Backend::end_norm_matmuls`](::backend::Backend::end_norm_matmuls) of one token in a chain: every workgroup of the product makes `h` for itself. `None` where it
+    /// cannot, or shapes do not fit, which the parts refuse; and behind barriers, where that takes longer than a dispatch of its own.
+    pub(crate) fn end_products<const N: usize>(
+        &self,
+        end: &LayerEnd<'_, Tensor>,
+        weights: [&Matrix; N],
+    ) -> Result<Option<LayerStart<Tensor, N>>> {
+        let (Some(norms), Some(rows)) = (&end.norms.with_next, neighbours(weights)) else { return Ok(None) };
+        let stack = &weights[0].stack;
+        let (input, cols) = (Prepared::End(end, norms), stack.cols);
+        let fits =
+            [&end.r, &end.halves[0], &end.halves[1]].iter().all(|v| v.shape() == Shape { rows: 1, cols })
+                && norms.shape() == Shape { rows: 1, cols: 4 * cols };
+        let whole = stack.parts.len() == 1 && weights[0].bias.is_none();
+        if !(self.device.chains && fits && whole && self.prepares(&input, stack)) {
+            return Ok(None);
+        }
+        let y = self.rounded_product(&input, stack, rows, &Besides::default())?;
+        Ok(Some(LayerStart { h: behind(&y, cols), products: parts_of(&y, weights) }))
+    }
+
     /// `h = r + rms(x) * post`, and `act(Wgate z) * Wup z` for `z = rms(h) * w`, of one token; `None` where that is not one product.
     pub(crate) fn norm_add_gate_up_of(
         &self,
@@ -265,8 +306,7 @@ impl Gpu {
         };
         let besides = Besides { glu: Some(activation), ..Besides::default() };
         let y = self.rounded_product(input, &gate.stack, rows, &besides)?;
-        let h = y.buffer().behind(4 * digits_at(y.shape().cols) as u64);
-        Ok(Some((Tensor::new(Shape { rows: 1, cols: gate.stack.cols }, h), y)))
+        Ok(Some((behind(&y, gate.stack.cols), y)))
     }
 
     /// [`Backend::norm_add_unit_moe`](::backend::Backend::norm_add_unit_moe) of one token in a chain, where the router makes `h` for itself, so that it waits for no product

@@ -1,10 +1,10 @@
-// y[r] = W[r] . input (+ bias[r]) (+ residual[r]) for one token, the input rounded. LANES threads share ROWS rows; a workgroup does that for
-// `blocks` blocks of rows. With GATED, rows of two matrices: y[r] = act(W[r] . input) * (W[up + r] . input).
+// y[r] = W[r] . input (+ bias[r]) (+ residual[r]) for one token, the input rounded. LANES threads share ROWS rows; workgroups take turns with
+// `blocks` blocks of rows, and with AHEAD ask for the next block while they multiply. With GATED, rows of two matrices: y[r] = act(W[r] . input) * (W[up + r] . input).
 //
 // INPUT: 0 x; 1 rms(x) * w; 2 rms(x) * w * silu(z), the norm over slices of `width`; 3 rms(h) * z, where h = residual + rms(x) * w;
-// 4 what `attention_heads` has in splits.
+// 4 what `attention_heads` has in splits; 5 rms(h) * w3, where h = (residual + rms(rms(x) * w0 + rms(z) * w1) * w2) * factor, w0 to w3 in a row.
 //
-// With DIGITS, one more workgroup rounds rms(x) * z for experts, or, if INPUT is 3, rms(h) * bias; without, such an h goes into y behind the results.
+// With DIGITS, one more workgroup rounds rms(x) * z for experts, or, if INPUT is 3, rms(h) * bias; without, such an h goes into y behind the results, as that of INPUT 5 does.
 struct Params {
     row_words: u32,
     row_scales: u32,
@@ -18,6 +18,7 @@ struct Params {
     up: u32,
     has_bias: u32,
     has_residual: u32,
+    // Of the whole product.
     blocks: u32,
     eps: f32,
     width: u32,
@@ -27,6 +28,8 @@ struct Params {
     digit_bits: u32,
     // Of an input in splits.
     splits: u32,
+    // Of INPUT 5.
+    factor: f32,
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
@@ -39,7 +42,7 @@ struct Params {
 
 const TEAMS: u32 = THREADS / LANES;
 // Whether a norm's factor comes in the end.
-const NORMED: bool = INPUT == 1u || INPUT == 3u;
+const NORMED: bool = INPUT == 1u || INPUT == 3u || INPUT == 5u;
 // Results of a team at a time.
 const RESULTS: u32 = (ROWS + GATED) / (1u + GATED);
 
@@ -49,6 +52,10 @@ var<private> raw_w: array<Eight, EACH>;
 var<private> raw_z: array<Eight, EACH>;
 var<private> raw_r: array<Eight, EACH>;
 var<private> first_inverse: f32;
+// Of INPUT 5: the other norms of what leads to h.
+var<private> raw_w1: array<Eight, EACH>;
+var<private> raw_w2: array<Eight, EACH>;
+var<private> raw_w3: array<Eight, EACH>;
 // Of an input in splits: values of each, and the largest scores and the sums of all.
 var<private> raw_splits: array<Eight, select(1u, 4u * EACH, INPUT == 4u)>;
 var<private> raw_maxima: array<vec4<f32>, EACH>;
@@ -89,7 +96,18 @@ fn digit_weight8(e: u32) -> Eight {
     return Eight(z[2u * e], z[2u * e + 1u]);
 }
 
+fn norm8(e: u32) -> Eight {
+    return Eight(w[2u * e], w[2u * e + 1u]);
+}
+
 fn load_norm8(n: u32, e: u32) {
+    if INPUT == 5u {
+        raw_w[n] = norm8(e);
+        raw_w1[n] = norm8(params.eights + e);
+        raw_w2[n] = norm8(2u * params.eights + e);
+        raw_w3[n] = norm8(3u * params.eights + e);
+        return;
+    }
     if NORMED {
         raw_w[n] = Eight(w[2u * e], w[2u * e + 1u]);
     }
@@ -113,10 +131,10 @@ fn load8(n: u32, e: u32) {
         return;
     }
     raw[n] = raw8(e);
-    if INPUT == 2u {
+    if INPUT == 2u || INPUT == 5u {
         raw_z[n] = Eight(z[ready(2u * e)], z[ready(2u * e + 1u)]);
     }
-    if INPUT == 3u {
+    if INPUT == 3u || INPUT == 5u {
         raw_r[n] = Eight(four_of_residual(8u * e), four_of_residual(8u * e + 4u));
     }
 }
@@ -128,6 +146,35 @@ fn raw_squares(count: u32, place: Place) -> vec2<f32> {
         sum += select(vec2(0.0), squares_of8(raw[n].a, raw[n].b), n * THREADS + index_of(place) < 4u * count);
     }
     return sum;
+}
+
+fn write_h(local: u32, h: Eight) {
+    for (var i = 0u; i < 4u; i++) {
+        y[params.digits_at + 8u * local + i] = h.a[i];
+        y[params.digits_at + 8u * local + 4u + i] = h.b[i];
+    }
+}
+
+// Of INPUT 5: what has been loaded becomes h.
+fn make_h(count: u32, place: Place) {
+    var squares_of_both = vec4(0.0);
+    for (var n = 0u; n < EACH; n++) {
+        let real = n * THREADS + index_of(place) < 4u * count;
+        let both = vec4(squares_of8(raw[n].a, raw[n].b), squares_of8(raw_z[n].a, raw_z[n].b));
+        squares_of_both += select(vec4(0.0), both, real);
+    }
+    let sums = workgroup_sum4(squares_of_both, place);
+    let one = inverse_of(sums.xy, params.cols, params.eps);
+    let other = inverse_of(sums.zw, params.cols, params.eps);
+    for (var n = 0u; n < EACH; n++) {
+        let a = raw[n].a * one * raw_w[n].a + raw_z[n].a * other * raw_w1[n].a;
+        raw[n] = Eight(a, raw[n].b * one * raw_w[n].b + raw_z[n].b * other * raw_w1[n].b);
+    }
+    let inverse = inverse_rms(raw_squares(count, place), params.cols, params.eps, place);
+    for (var n = 0u; n < EACH; n++) {
+        let a = (raw_r[n].a + raw[n].a * inverse * raw_w2[n].a) * params.factor;
+        raw[n] = Eight(a, (raw_r[n].b + raw[n].b * inverse * raw_w2[n].b) * params.factor);
+    }
 }
 
 // Eight values of an input in splits.
@@ -161,12 +208,16 @@ fn made8(n: u32, local: u32, real: bool, place: Place) -> Eight {
         let h = Eight(raw_r[n].a + v.a * first_inverse * raw_w[n].a, raw_r[n].b + v.b * first_inverse * raw_w[n].b);
         squares += select(vec2(0.0), squares_of8(h.a, h.b), real);
         if DIGITS == 0u && real && folded(place) == 0u {
-            for (var i = 0u; i < 4u; i++) {
-                y[params.digits_at + 8u * local + i] = h.a[i];
-                y[params.digits_at + 8u * local + 4u + i] = h.b[i];
-            }
+            write_h(local, h);
         }
         return Eight(h.a * raw_z[n].a, h.b * raw_z[n].b);
+    }
+    if INPUT == 5u {
+        squares += select(vec2(0.0), squares_of8(v.a, v.b), real);
+        if real && folded(place) == 0u {
+            write_h(local, v);
+        }
+        return Eight(v.a * raw_w3[n].a, v.b * raw_w3[n].b);
     }
     if local < 4u * ROOM {
         eight_squares[local] = dot(v.a, v.a) + dot(v.b, v.b);
@@ -194,6 +245,10 @@ fn row_of(result: u32, r: u32) -> u32 {
     return params.skip + min(result + r, params.rows - 1u);
 }
 
+fn result_of(block: u32, place: Place) -> u32 {
+    return (block * TEAMS + team_of(place)) * RESULTS;
+}
+
 fn product(place: Place) {
     let lane = lane_of(place);
     let groups = params.eights / 4u;
@@ -203,8 +258,13 @@ fn product(place: Place) {
     }
     load_norms(0u, min(ROOM, groups), place);
     var factor = 1.0;
-    for (var block = 0u; block < params.blocks; block++) {
-        let result = ((folded(place) * params.blocks + block) * TEAMS + team_of(place)) * RESULTS;
+    var held: array<Codes, ROWS * STEPS>;
+    var held_scales: array<Scale, ROWS * STEPS>;
+    let begin = folded(place);
+    for (var block = begin; block < params.blocks; block += params.groups) {
+        let result = result_of(block, place);
+        // The last asks for its own again, which are near.
+        let next = result_of(select(block, block + params.groups, block + params.groups < params.blocks), place);
         var sums: array<f32, ROWS>;
         var biases: array<f32, RESULTS>;
         var residuals: array<f32, RESULTS>;
@@ -214,40 +274,43 @@ fn product(place: Place) {
         // One pass, unless the row is LONG.
         for (var start = 0u; start < select(1u, groups, LONG == 1u); start += ROOM) {
             let count = min(ROOM, groups - start);
-            if LONG == 1u && (block > 0u || start > 0u) {
+            if LONG == 1u && (block > begin || start > 0u) {
                 load_norms(start, count, place);
                 load_input(start, count, place);
             }
-            var held: array<Codes, ROWS * STEPS>;
-            var pairs: array<vec2<f32>, ROWS * STEPS>;
-            for (var step = 0u; step < STEPS; step++) {
-                let group = start + min(step * LANES + lane, count - 1u);
-                for (var r = 0u; r < ROWS; r++) {
-                    held[step * ROWS + r] = codes32(row_of(result, r), group);
-                    pairs[step * ROWS + r] = scale(row_of(result, r), 4u * group);
+            if AHEAD == 0u || block == begin {
+                for (var step = 0u; step < STEPS; step++) {
+                    let group = start + min(step * LANES + lane, count - 1u);
+                    for (var r = 0u; r < ROWS; r++) {
+                        held[step * ROWS + r] = codes32(row_of(result, r), group);
+                        held_scales[step * ROWS + r] = scale_at(row_of(result, r), 4u * group);
+                    }
                 }
             }
             for (var r = 0u; r < RESULTS; r++) {
                 biases[r] = bias[params.has_bias * (params.first + min(result + r, params.rows - 1u))];
             }
-            if CHAINED && block == 0u && start == 0u {
+            if CHAINED && block == begin && start == 0u {
                 wait_for_inputs(place);
                 load_input(0u, count, place);
             }
             for (var r = 0u; r < RESULTS; r++) {
                 residuals[r] = residual[ready(params.has_residual * (params.first + min(result + r, params.rows - 1u)))];
             }
-            if LONG == 1u || block == 0u {
+            if LONG == 1u || block == begin {
                 // All blocks have the same input: one that there is room for is prepared once.
                 if INPUT == 3u {
                     first_inverse = inverse_rms(raw_squares(count, place), params.cols, params.eps, place);
+                }
+                if INPUT == 5u {
+                    make_h(count, place);
                 }
                 make_input(count, place);
                 if INPUT == 2u {
                     workgroupBarrier();
                 }
                 round_input(start, count, place);
-                if NORMED && block == 0u {
+                if NORMED && block == begin {
                     publish_sum(squares, place);
                 }
                 workgroupBarrier();
@@ -256,14 +319,20 @@ fn product(place: Place) {
                 let group = step * LANES + lane;
                 let input = digits_of(group);
                 for (var r = 0u; r < ROWS; r++) {
-                    sums[r] += group_product(held[step * ROWS + r], pairs[step * ROWS + r], input, group);
+                    let i = step * ROWS + r;
+                    sums[r] += group_product(held[i], scale_of(held_scales[i]), input, group);
+                    if AHEAD == 1u {
+                        let there = min(group, groups - 1u);
+                        held[i] = codes32(row_of(next, r), there);
+                        held_scales[i] = scale_at(row_of(next, r), 4u * there);
+                    }
                 }
             }
             if LONG == 1u {
                 workgroupBarrier();
             }
         }
-        if NORMED && block == 0u {
+        if NORMED && block == begin {
             factor = inverse_of(published_sum(place), params.cols, params.eps);
         }
         for (var r = 0u; r < ROWS; r++) {

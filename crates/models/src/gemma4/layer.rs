@@ -1,8 +1,8 @@
 //! One Gemma 4 layer.
 
 use backend::{
-    Activation, Attention as Spec, AttentionWeights, Backend, Batch, Factor, KeyValueNorms, Mask, MoeWeights,
-    Norm, Routing,
+    Activation, Attention as Spec, AttentionWeights, Backend, Batch, EndNorms, Factor, KeyValueNorms,
+    LayerEnd, LayerStart, Mask, MoeWeights, Norm, Routing,
 };
 
 use super::config::{AttentionConfig, Config, MoeConfig};
@@ -17,6 +17,45 @@ enum Projections<B: Backend> {
     /// Queries and keys, which are values too.
     Qk([B::Matrix; 2]),
     Qkv([B::Matrix; 3]),
+}
+
+/// What goes from one layer to the next.
+pub(super) enum Hidden<'a, B: Backend> {
+    Whole(B::Tensor),
+    /// What is still to be put together.
+    End(LayerEnd<'a, B::Tensor>),
+}
+
+impl<B: Backend> Hidden<'_, B> {
+    pub fn whole(self, b: &B) -> Result<B::Tensor> {
+        Ok(match self {
+            Self::Whole(h) => h,
+            Self::End(LayerEnd { r, halves, norms, eps, factor }) => {
+                let factor = Factor::Scalar(factor);
+                b.combine_norm_add(&r, halves.each_ref(), norms.each.each_ref(), eps, factor)?
+            }
+        })
+    }
+
+    /// As a whole, which `see` is shown as soon as it is there, and `Wi (norm(h))`.
+    fn norm_matmuls<const N: usize>(
+        self,
+        b: &B,
+        norm: Norm<'_, B::Tensor>,
+        weights: [&B::Matrix; N],
+        see: impl FnOnce(&B::Tensor) -> Result<()>,
+    ) -> Result<LayerStart<B::Tensor, N>> {
+        if let Self::End(end) = &self
+            && let Some(start) = b.end_norm_matmuls(end, weights)?
+        {
+            see(&start.h)?;
+            return Ok(start);
+        }
+        let h = self.whole(b)?;
+        see(&h)?;
+        let products = b.norm_matmuls(&h, norm, weights)?;
+        Ok(LayerStart { h, products })
+    }
 }
 
 /// Attention with normalised queries, keys and values, over its own cache or an earlier layer's.
@@ -60,33 +99,37 @@ impl<B: Backend> Attention<B> {
         })
     }
 
-    /// `f(norm(h))`
+    /// `h`, which `see` is shown as soon as it is there, and `f(norm(h))`.
     fn forward(
         &self,
         b: &B,
-        h: &B::Tensor,
+        hidden: Hidden<'_, B>,
         norm: Norm<'_, B::Tensor>,
         batch: &Batch<B>,
         mut caches: Vec<&mut B::KvCache>,
-    ) -> Result<B::Tensor> {
+        see: impl FnOnce(&B::Tensor) -> Result<()>,
+    ) -> Result<[B::Tensor; 2]> {
         let AttentionConfig { heads, window, .. } = self.config;
-        let (q, kv) = match &self.projections {
+        let (h, q, kv) = match &self.projections {
             Projections::Q(q) => {
-                let [q] = b.norm_matmuls(h, norm, [q])?;
-                (q, None)
+                let LayerStart { h, products: [q] } = hidden.norm_matmuls(b, norm, [q], see)?;
+                (h, q, None)
             }
             Projections::Qk(matrices) => {
-                let [q, k] = b.norm_matmuls(h, norm, matrices.each_ref())?;
-                (q, Some([k.clone(), k]))
+                let LayerStart { h, products: [q, k] } =
+                    hidden.norm_matmuls(b, norm, matrices.each_ref(), see)?;
+                (h, q, Some([k.clone(), k]))
             }
             Projections::Qkv(matrices) => {
-                let [q, k, v] = b.norm_matmuls(h, norm, matrices.each_ref())?;
-                (q, Some([k, v]))
+                let LayerStart { h, products: [q, k, v] } =
+                    hidden.norm_matmuls(b, norm, matrices.each_ref(), see)?;
+                (h, q, Some([k, v]))
             }
         };
         let mask = window.map_or(Mask::Causal, Mask::Window);
         let spec = Spec { heads, scale: 1.0, mask, soft_cap: None };
-        Ok(b.self_attention_out((q, kv), &self.core, batch, &mut caches, &spec, (&self.o_proj, None))?)
+        let out = (&self.o_proj, None);
+        Ok([h, b.self_attention_out((q, kv), &self.core, batch, &mut caches, &spec, out)?])
     }
 }
 
@@ -94,15 +137,27 @@ impl<B: Backend> Attention<B> {
 struct Moe<B: Backend> {
     weights: MoeWeights<B>,
     pre_norm: B::Tensor,
-    post_norm: B::Tensor,
-    dense_post_norm: B::Tensor,
+    end: EndNorms<B::Tensor>,
 }
 
+const POST_NORM: &str = "post_feedforward_layernorm";
 const EXPERTS: ExpertNames = ExpertNames { stacked: "experts.switch_glu", original: "experts" };
 
 impl<B: Backend> Moe<B> {
-    fn load(loader: &Loader<'_, B>, config: &MoeConfig, hidden: usize) -> Result<Self> {
+    /// `next` is the first norm of the layer behind this one.
+    fn load(loader: &Loader<'_, B>, config: &MoeConfig, hidden: usize, next: Option<&[f32]>) -> Result<Self> {
         let MoeConfig { experts, top_k, width } = *config;
+        let mut norms = Vec::with_capacity(4 * hidden);
+        for name in ["post_feedforward_layernorm_1", "post_feedforward_layernorm_2", POST_NORM] {
+            norms.extend(loader.norm_values(name, hidden)?);
+        }
+        let upload = |i: usize| loader.backend.upload(1, hidden, &norms[i * hidden..][..hidden]);
+        let each = [upload(0)?, upload(1)?, upload(2)?];
+        let with_next = |next: &[f32]| {
+            norms.extend_from_slice(next);
+            loader.backend.upload(1, 4 * hidden, &norms)
+        };
+        let with_next = next.map(with_next).transpose()?;
         let router = loader.at("router");
         // The router's scale times `d^-0.5` is the weight of its norm.
         let mut scale = router.values("scale", &[hidden])?;
@@ -118,10 +173,17 @@ impl<B: Backend> Moe<B> {
                 activation: Activation::GeluTanh,
             },
             pre_norm: loader.norm("pre_feedforward_layernorm_2", hidden)?,
-            post_norm: loader.norm("post_feedforward_layernorm_2", hidden)?,
-            dense_post_norm: loader.norm("post_feedforward_layernorm_1", hidden)?,
+            end: EndNorms { each, with_next },
         })
     }
+}
+
+/// What comes behind a layer's dense unit.
+enum Behind<B: Backend> {
+    /// A norm.
+    Norm(B::Tensor),
+    /// Norms of it and of experts beside it.
+    Experts(Moe<B>),
 }
 
 /// What a layer does with its own input of every token.
@@ -139,14 +201,24 @@ pub(super) struct Layer<B: Backend> {
     post_attention_norm: B::Tensor,
     pre_norm: B::Tensor,
     mlp: Mlp<B>,
-    moe: Option<Moe<B>>,
-    post_norm: B::Tensor,
+    behind: Behind<B>,
     layer_input: Option<LayerInput<B>>,
     scalar: f32,
 }
 
 impl<B: Backend> Layer<B> {
-    pub fn load(loader: &Loader<'_, B>, config: &Config, i: usize) -> Result<Self> {
+    /// The first norm of a layer, on the host.
+    pub fn first_norm(loader: &Loader<'_, B>, config: &Config) -> Result<Vec<f32>> {
+        loader.norm_values("input_layernorm", config.hidden)
+    }
+
+    /// With its own first norm, and that of the next.
+    pub fn load(
+        loader: &Loader<'_, B>,
+        config: &Config,
+        i: usize,
+        (own_norm, next_norm): (&[f32], Option<&[f32]>),
+    ) -> Result<Self> {
         let Config { hidden, eps, .. } = *config;
         let own = i < config.first_shared;
         let layer_input = |(width, _): (usize, usize)| {
@@ -158,51 +230,55 @@ impl<B: Backend> Layer<B> {
         };
         Ok(Self {
             eps,
-            input_norm: loader.norm("input_layernorm", hidden)?,
+            input_norm: loader.backend.upload(1, hidden, own_norm)?,
             attention: Attention::load(&loader.at("self_attn"), config.attention(i), hidden, eps, own)?,
             post_attention_norm: loader.norm("post_attention_layernorm", hidden)?,
             pre_norm: loader.norm("pre_feedforward_layernorm", hidden)?,
             mlp: Mlp::load(&loader.at("mlp"), hidden, config.mlp_width(i), Activation::GeluTanh)?,
-            moe: config.moe.as_ref().map(|moe| Moe::load(loader, moe, hidden)).transpose()?,
-            post_norm: loader.norm("post_feedforward_layernorm", hidden)?,
+            behind: match &config.moe {
+                Some(moe) => Behind::Experts(Moe::load(loader, moe, hidden, next_norm)?),
+                None => Behind::Norm(loader.norm(POST_NORM, hidden)?),
+            },
             layer_input: config.per_layer.map(layer_input).transpose()?,
             scalar: loader.values("layer_scalar", &[1])?[0],
         })
     }
 
     /// `h [n, d]` to the next layer's; `input [n, width]` is this layer's own input, for models that have such.
-    pub fn forward(
-        &self,
+    pub fn forward<'a>(
+        &'a self,
         b: &B,
-        h: B::Tensor,
+        hidden: Hidden<'a, B>,
         input: Option<B::Tensor>,
         batch: &Batch<B>,
         caches: Vec<&mut B::KvCache>,
-    ) -> Result<B::Tensor> {
+    ) -> Result<Hidden<'a, B>> {
         let eps = self.eps;
-        if let Some(moe) = &self.moe {
-            b.expect_moe(&h, Norm { w: &moe.pre_norm, eps }, &moe.weights)?;
-        }
-        let x = self.attention.forward(b, &h, Norm { w: &self.input_norm, eps }, batch, caches)?;
+        let see = |h: &B::Tensor| match &self.behind {
+            Behind::Experts(moe) => Ok(b.expect_moe(h, Norm { w: &moe.pre_norm, eps }, &moe.weights)?),
+            Behind::Norm(_) => Ok(()),
+        };
+        let norm = Norm { w: &self.input_norm, eps };
+        let [h, x] = self.attention.forward(b, hidden, norm, batch, caches, see)?;
         let own_input = self.layer_input.as_ref().zip(input);
-        let factor = if own_input.is_some() { Factor::One } else { Factor::Scalar(self.scalar) };
+        let factor = if own_input.is_some() { 1.0 } else { self.scalar };
         let (pre, x_post) = (Norm { w: &self.pre_norm, eps }, [&x, &self.post_attention_norm]);
 
-        let h = match &self.moe {
-            Some(Moe { weights, pre_norm, post_norm, dense_post_norm }) => {
+        let hidden = match &self.behind {
+            Behind::Experts(Moe { weights, pre_norm, end: norms }) => {
                 let moe = (Norm { w: pre_norm, eps }, weights);
-                let [h, dense, routed] = b.norm_add_unit_moe(&h, x_post, (pre, &self.mlp.0), moe)?;
-                let norms = [dense_post_norm, post_norm, &self.post_norm];
-                b.combine_norm_add(&h, [&dense, &routed], norms, eps, factor)?
+                let [r, dense, routed] = b.norm_add_unit_moe(&h, x_post, (pre, &self.mlp.0), moe)?;
+                Hidden::End(LayerEnd { r, halves: [dense, routed], norms, eps, factor })
             }
-            None => {
+            Behind::Norm(post_norm) => {
                 let (h, dense) = self.mlp.forward_after(b, &h, x_post, pre)?;
-                b.norm_add(&h, &dense, &self.post_norm, eps, factor)?
+                Hidden::Whole(b.norm_add(&h, &dense, post_norm, eps, Factor::Scalar(factor))?)
             }
         };
-        let Some((own, input)) = own_input else { return Ok(h) };
+        let Some((own, input)) = own_input else { return Ok(hidden) };
+        let h = hidden.whole(b)?;
         let x = b.glu(b.matmul(&h, &own.gate)?, &input, Activation::GeluTanh)?;
         let x = b.matmul(&x, &own.projection)?;
-        Ok(b.norm_add(&h, &x, &own.norm, eps, Factor::Scalar(self.scalar))?)
+        Ok(Hidden::Whole(b.norm_add(&h, &x, &own.norm, eps, Factor::Scalar(self.scalar))?))
     }
 }

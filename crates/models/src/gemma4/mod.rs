@@ -13,7 +13,7 @@ use crate::loader::Loader;
 use crate::model::{Built, Log, Network, Summary};
 use crate::state::{self, LayerShape, State};
 use config::Config;
-use layer::Layer;
+use layer::{Hidden, Layer};
 
 /// Where the inputs of single layers come from: a table of their own, and a projection of the embedding.
 struct LayerInputs<B: Backend> {
@@ -63,16 +63,17 @@ impl<B: Backend> LayerInputs<B> {
 
 impl<B: Backend> Network<B> for Gemma<B> {
     fn forward(&self, b: &B, batch: &Batch<B>, states: &mut [&mut State<B>]) -> Result<B::Tensor> {
-        let mut h = b.embed(&self.embed_tokens, batch, (self.config.hidden as f32).sqrt())?;
+        let h = b.embed(&self.embed_tokens, batch, (self.config.hidden as f32).sqrt())?;
         let inputs = self.layer_inputs.as_ref().map(|i| i.forward(b, &h, batch, &self.config)).transpose()?;
+        let mut hidden = Hidden::Whole(h);
         for (i, layer) in self.layers.iter().enumerate() {
             let input = match (&self.layer_inputs, &inputs) {
                 (Some(LayerInputs { width, .. }), Some(all)) => Some(b.columns(all, i * width, *width)?),
                 _ => None,
             };
-            h = layer.forward(b, h, input, batch, state::caches(states, self.cache_of[i]))?;
+            hidden = layer.forward(b, hidden, input, batch, state::caches(states, self.cache_of[i]))?;
         }
-        Ok(h)
+        hidden.whole(b)
     }
 
     fn logits(&self, b: &B, hidden: &B::Tensor) -> Result<B::Tensor> {
@@ -116,12 +117,19 @@ pub(crate) fn load<B: Backend>(
     let root = Loader::new(checkpoint, backend, prefix, log);
     let model = root.at("model");
     let layers = 0..config.sliding.len();
+    let layer = |i: usize| model.at("layers").at(i);
+    // A layer ends in the next one's first product, where that is faster.
+    let first_norms: Vec<Vec<f32>> =
+        layers.clone().map(|i| Layer::first_norm(&layer(i), &config)).collect::<Result<_>>()?;
     let network = Gemma {
         embed_tokens: model.matrix("embed_tokens", vocabulary, hidden)?,
         layer_inputs: config.per_layer.map(|shape| LayerInputs::load(&model, &config, shape)).transpose()?,
         layers: layers
             .clone()
-            .map(|i| Layer::load(&model.at("layers").at(i), &config, i))
+            .map(|i| {
+                let norms = (&first_norms[i][..], first_norms.get(i + 1).map(Vec::as_slice));
+                Layer::load(&layer(i), &config, i, norms)
+            })
             .collect::<Result<_>>()?,
         cache_of: layers.map(|i| config.kv_layer(i)).collect::<Result<_>>()?,
         norm: model.norm("norm", hidden)?,

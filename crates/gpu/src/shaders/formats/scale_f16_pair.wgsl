@@ -1,4 +1,14 @@
 // A scale and a bias in one word.
+alias Scale = u32;
+
+fn scale_at(row: u32, i: u32) -> Scale {
+    return scales[row * params.row_scales + i / (GROUP / 8u)];
+}
+
+fn scale_of(word: Scale) -> vec2<f32> {
+    return from_middle(unpack2x16float(word));
+}
+
 fn scale(row: u32, i: u32) -> vec2<f32> {
-    return from_middle(unpack2x16float(scales[row * params.row_scales + i / (GROUP / 8u)]));
+    return scale_of(scale_at(row, i));
 }

@@ -29,6 +29,10 @@ fn workgroup_sum(value: vec2<f32>, place: Place) -> vec2<f32> {
     return sum;
 }
 
+fn workgroup_sum4(value: vec4<f32>, place: Place) -> vec4<f32> {
+    return vec4(workgroup_sum(value.xy, place), workgroup_sum(value.zw, place));
+}
+
 fn published_part(part: u32, parts: u32, place: Place) -> vec2<f32> {
     let each = THREADS / parts;
     var sum = vec2(0.0);
