@@ -475,9 +475,11 @@ fn steps_recorded_ahead_change_nothing() {
         let next = [&first[..], &answer[..=end], &[7, 8, 9]].concat();
         let heard = ask(&scheduler, &next, 10, SamplingParams::greedy()).wait();
         assert_eq!(heard.ids, alone(&single, &next, 10, SamplingParams::greedy()), "{name}");
-        // What ended it has been seen too, unless there was something to guess.
+        // What ended it has been seen too, unless there was something to guess: then it may be taken back to where the last step began. How much is guessed depends
+        // on how long steps take.
         let seen = first.len() + end;
-        assert!(heard.reused == seen + 1 || speculate && heard.reused == seen, "{name}: {}", heard.reused);
+        let guessed = speculate && (first.len()..=seen).contains(&heard.reused);
+        assert!(heard.reused == seen + 1 || guessed, "{name}: {}", heard.reused);
 
         // A prompt of which one token is new, and whose end is a place to return to: no step may be on its way when that is remembered, and none that is
         // asked for behind it is.
