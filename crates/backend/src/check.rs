@@ -85,6 +85,11 @@ pub fn reshape(x: Shape, rows: usize, cols: usize) -> Result<Shape> {
     Ok(shape)
 }
 
+/// `read_top_allowed`
+pub fn read_top_allowed(x: Shape, allowed: &[Option<&[u32]>]) -> Result<()> {
+    equal("read_top_allowed", "the number of rows with allowed columns", allowed.len(), x.rows)
+}
+
 /// `select_rows`
 pub fn select_rows(x: Shape, rows: &[usize]) -> Result<Shape> {
     if let Some(row) = rows.iter().find(|r| **r >= x.rows) {

@@ -25,4 +25,4 @@ pub use shapes::{
     GroupedSigmoid, Handle, KeyValueNorms, KvImage, KvShape, LatentAttention, LatentWeights, LayerEnd,
     LayerStart, Mask, MlaWeights, MoeWeights, Norm, RecurrentImage, Routing, Shape, Shared, UnitWeights,
 };
-pub use top::largest;
+pub use top::{largest, largest_allowed};

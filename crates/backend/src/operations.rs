@@ -5,7 +5,8 @@ use checkpoint::Weight;
 use crate::{
     Activation, Attention, AttentionWeights, Batch, Error, Factor, GdnShape, GdnWeights, GroupedSigmoid,
     Handle, KvImage, KvShape, LatentAttention, LatentWeights, LayerEnd, LayerStart, MlaWeights, MoeWeights,
-    Norm, OperationTime, RecurrentImage, Result, RopeSpec, Shared, Span, UnitWeights, compositions,
+    Norm, OperationTime, RecurrentImage, Result, RopeSpec, Shared, Span, UnitWeights, check, compositions,
+    largest, largest_allowed,
 };
 
 /// A machine that runs models.
@@ -110,7 +111,20 @@ pub trait Backend: Sized + 'static {
     /// does not go unnoticed.
     fn read_top(&self, x: &Self::Tensor, k: usize) -> Result<Vec<Vec<(u32, f32)>>> {
         let (values, cols) = (self.read(x)?, x.shape().cols);
-        Ok(values.chunks_exact(cols.max(1)).map(|row| crate::top::largest(row, k)).collect())
+        Ok(values.chunks_exact(cols.max(1)).map(|row| largest(row, k)).collect())
+    }
+
+    /// The same of the columns that are `allowed` in each row, in words of bits (see [`largest_allowed`]).
+    fn read_top_allowed(
+        &self,
+        x: &Self::Tensor,
+        k: usize,
+        allowed: &[Option<&[u32]>],
+    ) -> Result<Vec<Vec<(u32, f32)>>> {
+        check::read_top_allowed(x.shape(), allowed)?;
+        let (values, cols) = (self.read(x)?, x.shape().cols);
+        let rows = values.chunks_exact(cols.max(1)).zip(allowed);
+        Ok(rows.map(|(row, allowed)| largest_allowed(row, k, *allowed)).collect())
     }
 
     /// Waits, and returns expert ids and weights, K per token.

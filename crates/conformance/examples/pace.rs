@@ -1,4 +1,4 @@
-//! How fast the scheduler writes one answer and many, and what a form costs, without a network: `pace FOLDER [ANSWERS]`.
+//! How fast the scheduler writes one answer and many, and what a form costs, without a network: `pace FOLDER [ANSWERS] [gpu]`.
 //!
 //! `cargo run --release -p pleiad-conformance --example pace -- box/model`
 //!
@@ -9,12 +9,14 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
+use backend::Backend;
 use checkpoint::Checkpoint;
-use cpu::{Cpu, Options};
+use cpu::Cpu;
 use engine::{
     Constraint, Engine, EngineOptions, Grammar, Grammars, Job, Listener, SamplingParams, Scheduler,
     SchedulerOptions, TemplateInput, Tokenizer, Update,
 };
+use gpu::Gpu;
 use models::Model;
 use serde_json::json;
 
@@ -93,10 +95,17 @@ fn median(mut times: Vec<f64>) -> f64 {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut words = std::env::args().skip(1);
-    let folder = words.next().ok_or("pace FOLDER [ANSWERS]")?;
+    let folder = words.next().ok_or("pace FOLDER [ANSWERS] [gpu]")?;
     let answers = words.next().map_or(Ok(64), |word| word.parse())?;
-    let tokenizer = Tokenizer::open(Path::new(&folder))?;
-    let model = Model::load(&Checkpoint::open(Path::new(&folder))?, Cpu::new(Options::default())?)?;
+    match words.next().as_deref() {
+        Some("gpu") => measure(Path::new(&folder), answers, Gpu::new(&gpu::Options::default())?),
+        _ => measure(Path::new(&folder), answers, Cpu::new(cpu::Options::default())?),
+    }
+}
+
+fn measure<B: Backend + Send>(folder: &Path, answers: usize, backend: B) -> Result<(), Box<dyn Error>> {
+    let tokenizer = Tokenizer::open(folder)?;
+    let model = Model::load(&Checkpoint::open(folder)?, backend)?;
     let grammars = Grammars::new(&tokenizer, model.summary().vocabulary);
     let engine = Engine::new(model, &EngineOptions::default())?;
     // Guesses would help text that repeats itself, which is a matter of the text.

@@ -3,7 +3,7 @@
 use ::backend::{
     Activation, Attention, Backend, Batch, Error, Factor, GdnShape, GdnWeights, GroupedSigmoid, Handle,
     KvImage, KvShape, LatentAttention, MlaWeights, MoeWeights, Norm, OperationTime, RecurrentImage, Result,
-    RopeSpec, Shape, Shared, Span, check, compositions, largest,
+    RopeSpec, Shape, Shared, Span, check, compositions, largest, largest_allowed,
 };
 use checkpoint::Weight;
 
@@ -161,6 +161,20 @@ impl Backend for Cpu {
         let _time = self.time("read_top");
         let mut rows = vec![Vec::new(); x.shape().rows];
         self.machine.pool.pieces(&mut rows, 1, |t, row| row[0] = largest(x.row(t), k));
+        Ok(rows)
+    }
+
+    fn read_top_allowed(
+        &self,
+        x: &Tensor,
+        k: usize,
+        allowed: &[Option<&[u32]>],
+    ) -> Result<Vec<Vec<(u32, f32)>>> {
+        check::read_top_allowed(x.shape(), allowed)?;
+        let _time = self.time("read_top_allowed");
+        let mut rows = vec![Vec::new(); x.shape().rows];
+        let find = |t: usize, row: &mut [_]| row[0] = largest_allowed(x.row(t), k, allowed[t]);
+        self.machine.pool.pieces(&mut rows, 1, find);
         Ok(rows)
     }
 

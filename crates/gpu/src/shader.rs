@@ -527,14 +527,15 @@ mod tests {
         if variant.constant("BLOCKS") == Some(2) && variant.constant("LONG") == Some(1) {
             return false;
         }
-        // Heads have fewer threads for a row, and all of it.
+        // Heads have fewer threads for a row; who asks ahead has all of it.
         let [steps, ahead, long] = ["STEPS", "AHEAD", "LONG"].map(|name| variant.constant(name));
         let fits = match ahead {
             None => true,
             Some(0) => lanes != Some(16) && steps <= Some(4),
             Some(_) => {
-                let team = lanes == Some(16) || (lanes, steps) == (Some(8), Some(1));
-                team && (long, gated) == (Some(0), Some(0))
+                let head = lanes == Some(16) || (lanes, steps) == (Some(8), Some(1));
+                let wide = variant.threads == 512 && lanes == Some(32) && steps <= Some(4);
+                (head || wide) && (long, gated) == (Some(0), Some(0))
             }
         };
         if !fits {

@@ -39,6 +39,8 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         ([32_800, 7, 70], 192, Q4),
         ([33_000, 1, 1], 544, affine(4, 32, Float::F32)),
         ([40_000, 8, 5], 288, affine(8, 32, Float::F16)),
+        // Wide rows, more than workgroups take at once.
+        ([2200, 20, 3], 2112, Q4),
         ([17, 5, 3], 77, BF16),
     ] {
         cases.push(norm_matmuls(rows, cols, format));
@@ -46,6 +48,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     for (rows, cols, format) in [
         ([33, 64, 5], 96, affine(4, 32, Float::F16)),
         ([64, 128, 17], 2816, Q4),
+        ([2200, 20, 3], 2112, Q8),
         ([40, 24, 7], 2048, Q8),
         ([16, 8, 8], 4160, Q4),
         ([7, 20, 3], 40, BF16),

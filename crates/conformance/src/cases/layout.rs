@@ -91,6 +91,37 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
             ])
         })
     }));
+    cases.extend(TOPS.map(|(rows, cols, k)| {
+        let name = format!("{k} of some of [{rows}, {cols}]");
+        Case::new("read_top_allowed", name, Bound::EXACT, move |b: &B, rng| {
+            let mut x = rng.values(rows, cols);
+            x.values.iter_mut().for_each(|v| *v = (*v * 50.0).round() / 50.0 + 0.0);
+            // Rows of which all may be chosen, a half, few at the beginning, none.
+            let mut words = |t: usize| match t % 4 {
+                0 => None,
+                1 => Some((0..cols.div_ceil(32)).map(|_| rng.bits() as u32).collect()),
+                2 => Some(vec![0x8000_0009]),
+                _ => Some(Vec::new()),
+            };
+            let words: Vec<Option<Vec<u32>>> = (0..rows).map(&mut words).collect();
+            let allowed: Vec<_> = words.iter().map(Option::as_deref).collect();
+            let top = b.read_top_allowed(&x.on(b)?, k, &allowed)?;
+            ensure(top.len() == rows, "not as many rows")?;
+            for (t, (top, words)) in top.into_iter().zip(&words).enumerate() {
+                let is_allowed = |column: u32| match words {
+                    None => true,
+                    Some(words) => {
+                        words.get(column as usize / 32).is_some_and(|word| word >> (column % 32) & 1 == 1)
+                    }
+                };
+                let mut expected = largest(x.row(t), cols);
+                expected.retain(|(column, _)| is_allowed(*column));
+                expected.truncate(k);
+                ensure(top == expected, "other columns or values")?;
+            }
+            Ok(Vec::new())
+        })
+    }));
     cases.push(Case::new("read_top", "what is no number comes first", Bound::EXACT, |b: &B, rng| {
         let mut x = rng.values(2, 3000);
         (x.values[2999], x.values[3000 + 7]) = (f32::NAN, f32::INFINITY);

@@ -41,6 +41,9 @@ fn rows_and_columns<B: Backend>() -> Vec<Case<B>> {
     vec![
         wrong("upload", "one value too few", |b: &B, _| b.upload(2, 3, &[0.0; 5])),
         wrong("reshape", "another number of values", |b: &B, _| b.reshape(t(b, 2, 3)?, 2, 4)),
+        wrong("read_top_allowed", "columns of two rows, of three", |b: &B, _| {
+            b.read_top_allowed(&t(b, 3, 40)?, 1, &[None, Some(&[1])])
+        }),
         wrong("select_rows", "a row past the end", |b: &B, _| b.select_rows(&t(b, 2, 3)?, &[0, 2])),
         wrong("columns", "past the end", |b: &B, _| b.columns(&t(b, 2, 3)?, 1, 3)),
         wrong("columns", "a start that overflows", |b: &B, _| b.columns(&t(b, 2, 3)?, usize::MAX, 2)),

@@ -1,6 +1,6 @@
-//! Integer products with AVX2, for few tokens: `vpmaddwd` multiplies 16 codes with 16 activations and adds pairs.
+//! Integer products with AVX2: `vpmaddwd` multiplies 16 codes with 16 activations and adds pairs.
 //!
-//! Codes are widened to 16 bits where they are; activations, which stay whole, have been arranged to meet them:
+//! `panel` is for many tokens. For few, codes are widened to 16 bits where they are; activations, which stay whole, have been arranged to meet them:
 //! - 2, 4, 8 bits: a word of 16 bits holds 8, 4 or 2 codes. Shifts and masks make as many registers, and the first holds
 //!   the first code of every word;
 //! - 3, 5, 6 bits: the two bytes that a code lies in are brought to a word by a shuffle, and a mask leaves the code there,
@@ -8,6 +8,7 @@
 //!   too large by the same factor throughout, and one product at the end of a row puts it right.
 
 pub(crate) mod pairs;
+mod panel;
 mod scales;
 
 use std::arch::x86_64::*;
@@ -18,6 +19,8 @@ use scales::Scales;
 use super::codes::{Codes, FP4_CODES, MAX_GROUPS, Packing};
 use super::forms::{by_form, is_stream, window, window_bytes};
 use super::rounded::{Form, Rounded};
+
+pub(super) use panel::{Panel, panel};
 
 /// How far ahead of their use codes are asked for, in the order of addresses: the hardware does not look beyond a page.
 const AHEAD: usize = 2048;
@@ -50,6 +53,7 @@ const fn register_bytes(packing: usize) -> usize {
 /// Writes whole numbers in the order that the kernels for `form` want.
 pub(super) fn arrange(form: Form, numbers: &[i16], out: &mut [i8]) {
     match form.packing {
+        packing if form.panel => panel::arrange(packing, numbers, out),
         // Of every two words of a lane, the first meets code `l` of eight, the second code `l` of the next eight.
         Packing::Bits(3 | 5 | 6) => arrange_blocks::<8, 2>(numbers, out),
         Packing::Bits(2) => arrange_blocks::<8, 16>(numbers, out),
@@ -133,7 +137,14 @@ unsafe fn split<const PACKING: usize>(place: *const u8, pick: &Pick) -> [__m256i
         return out;
     }
     // SAFETY: such registers are 32 bytes.
-    let stored = unsafe { _mm256_loadu_si256(place.cast()) };
+    split_words::<PACKING>(unsafe { _mm256_loadu_si256(place.cast()) })
+}
+
+/// Codes of 16 words, one of each in every register; not of streams.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn split_words<const PACKING: usize>(stored: __m256i) -> [__m256i; 8] {
+    let mut out = [_mm256_setzero_si256(); 8];
     let low = _mm256_set1_epi16(0xff);
     match PACKING {
         0 => {

@@ -107,7 +107,7 @@ pub(crate) fn rows(set: Set, w: &Codes<'_>, first: usize, x: &Rounded, t: usize,
 pub(crate) fn has_panels(set: Set) -> bool {
     match set {
         #[cfg(target_arch = "x86_64")]
-        Set::Avx512 => true,
+        Set::Avx512 | Set::Avx2 => true,
         _ => false,
     }
 }
@@ -117,6 +117,8 @@ pub(crate) fn has_panels(set: Set) -> bool {
 pub(crate) struct Panel {
     #[cfg(target_arch = "x86_64")]
     avx512: avx512::Panel,
+    #[cfg(target_arch = "x86_64")]
+    avx2: avx2::Panel,
 }
 
 /// `out[i][r] = W[first + r] x[tokens[i]]` for up to [`PANEL`] rows; for sets that have panels. Results of rows beyond the
@@ -135,6 +137,11 @@ pub(crate) fn panel(
         Set::Avx512 => {
             panel.avx512.fill(w, first);
             avx512::panel(w, &panel.avx512, x, tokens, out);
+        }
+        #[cfg(target_arch = "x86_64")]
+        Set::Avx2 => {
+            panel.avx2.fill(w, first);
+            avx2::panel(w, &panel.avx2, x, tokens, out);
         }
         _ => unreachable!("{set:?} has no panels"),
     }

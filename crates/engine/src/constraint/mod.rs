@@ -61,7 +61,7 @@ pub struct Constraint {
     matcher: Matcher,
     lent: Lent,
     /// The tokens that can come next, once they are known.
-    allowed: Option<SimpleVob>,
+    allowed: Option<Arc<SimpleVob>>,
 }
 
 impl Vocabulary {
@@ -129,20 +129,20 @@ impl Grammar {
 }
 
 impl Constraint {
-    /// Finds out which tokens can come next, unless that is known: what [`mask`](Self::mask) would otherwise have to do.
-    pub fn prepare(&mut self) -> Result<(), Error> {
-        if self.allowed.is_none() {
-            let found = self.matcher.compute_mask_or_eos();
-            self.allowed = Some(found.map_err(|e| self.broken(&e))?);
+    /// The tokens that can come next, found out unless they are known; where the answer can end, all end tokens can. Those beyond its
+    /// last bit cannot.
+    pub(crate) fn allowed(&mut self) -> Result<Arc<SimpleVob>, Error> {
+        if let Some(allowed) = &self.allowed {
+            return Ok(allowed.clone());
         }
-        Ok(())
+        let found = self.matcher.compute_mask_or_eos().map_err(|e| self.broken(&e))?;
+        Ok(self.allowed.insert(Arc::new(found)).clone())
     }
 
-    /// Sets the logits of all tokens that cannot come next to minus infinity. Where the answer can end, all end tokens
-    /// can come next.
+    /// Sets the logits of all tokens that cannot come next to minus infinity.
     pub fn mask(&mut self, logits: &mut [f32]) -> Result<(), Error> {
-        self.prepare()?;
-        let allowed = self.allowed.as_ref().map_or(&[][..], SimpleVob::as_slice);
+        let allowed = self.allowed()?;
+        let allowed = allowed.as_slice();
         let (known, padding) = logits.split_at_mut(self.vocabulary.width.min(logits.len()));
         for (word, logits) in allowed.iter().zip(known.chunks_mut(u32::BITS as usize)) {
             if *word == u32::MAX {

@@ -42,7 +42,7 @@ impl<B: Backend> Answer<B> {
         }
         let Some(sequence) = &mut self.sequence else { return Ok(false) };
         let model = engine.model();
-        self.next = Some(if self.writer.needed() == Some(1) {
+        self.next = Some(if self.writer.takes_likeliest() {
             let chosen = match &present.chosen {
                 Some(chosen) => chosen,
                 None => present.chosen.insert(model.backend().choose(&present.logits)?),

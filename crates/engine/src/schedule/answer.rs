@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use backend::{Backend, largest};
+use backend::{Backend, largest_allowed};
+use llguidance::toktrie::SimpleVob;
 use models::{Logits, RecurrentSnapshot, Request};
 
 use super::ahead::Next;
@@ -21,7 +22,7 @@ use crate::{Constraint, Error, Finish, Sampler, top_logprobs};
 pub(super) enum Row<'a> {
     /// All of them.
     All(&'a [f32]),
-    /// The largest, largest first.
+    /// The largest of those that may be chosen, largest first.
     Top(&'a [(u32, f32)]),
 }
 
@@ -52,8 +53,8 @@ pub(super) struct Writer {
     /// What a drafting head guesses for the next step, and how its guesses went.
     drafted: Vec<u32>,
     trust: Trust,
-    /// Logits of the tokens that a constraint allows.
-    allowed: Vec<f32>,
+    /// Logits of which only those of allowed tokens are left, where all are needed.
+    masked: Vec<f32>,
     /// What the present step runs: tokens, then guesses.
     part: Vec<u32>,
     guessed: usize,
@@ -174,7 +175,7 @@ impl Writer {
             guesses: Guesses::default(),
             drafted: Vec::new(),
             trust: Trust::default(),
-            allowed: Vec::new(),
+            masked: Vec::new(),
             part: Vec::new(),
             guessed: 0,
             by_head: false,
@@ -274,17 +275,29 @@ impl Writer {
         (self.part.len(), self.guessed)
     }
 
-    /// How many of the largest logits suffice, if not all are needed.
+    /// How many of the largest logits [that may be chosen](Self::allowed) suffice, if not all are needed. What may be chosen behind a guess
+    /// is known only when that has turned out to be right.
     pub fn needed(&self) -> Option<usize> {
-        let all = self.constraint.is_some() || self.job.logprobs.is_some();
+        let all = self.job.logprobs.is_some() || (self.constraint.is_some() && self.guessed > 0);
         if all { None } else { self.sampler.needed() }
+    }
+
+    /// Whether the next token is the one with the largest logit, whatever came before.
+    pub fn takes_likeliest(&self) -> bool {
+        self.constraint.is_none() && self.needed() == Some(1)
+    }
+
+    /// The tokens that may come next, where not all may.
+    pub fn allowed(&self) -> Option<Arc<SimpleVob>> {
+        // Whoever chooses meets the same error.
+        self.constraint.as_ref().and_then(|constraint| lock(constraint).allowed().ok())
     }
 
     /// What the next token needs to know and can be found out while the model runs, if there is anything.
     pub fn beside(&self) -> Option<Box<dyn FnOnce() + Send>> {
         let constraint = self.constraint.clone()?;
         // Whoever needs the result meets the same error.
-        Some(Box::new(move || drop(lock(&constraint).prepare())))
+        Some(Box::new(move || drop(lock(&constraint).allowed())))
     }
 
     /// Chooses tokens by `rows` and tells the listener.
@@ -320,39 +333,38 @@ impl Writer {
 
     /// Chooses the token that follows.
     fn choose(&mut self, row: Row<'_>) -> Result<TokenUpdate, Error> {
-        let Self { job, sampler, constraint, tokens, allowed, .. } = self;
-        let logits = match row {
-            Row::All(logits) => logits,
-            Row::Top(largest) => {
-                let largest = &largest[..largest.len().min(sampler.needed().unwrap_or(usize::MAX))];
-                let id = sampler.sample_largest(largest)?.id;
-                return Ok(TokenUpdate { id, logprob: None, top: Vec::new() });
+        let Self { job, sampler, constraint, tokens, masked, .. } = self;
+        let mut constraint = constraint.as_ref().map(|constraint| lock(constraint));
+        let needed = sampler.needed();
+        let id = match (row, &mut constraint) {
+            (Row::Top(largest), constraint) => {
+                if let Some(constraint) = constraint {
+                    constraint.allowed()?;
+                }
+                sampler.sample_largest(&largest[..largest.len().min(needed.unwrap_or(usize::MAX))])?.id
             }
+            (Row::All(logits), Some(constraint)) => match needed {
+                Some(k) => {
+                    let allowed = constraint.allowed()?;
+                    sampler.sample_largest(&largest_allowed(logits, k, Some(allowed.as_slice())))?.id
+                }
+                None => {
+                    masked.clear();
+                    masked.extend_from_slice(logits);
+                    constraint.mask(masked)?;
+                    sampler.sample(masked, tokens)?.id
+                }
+            },
+            (Row::All(logits), None) => sampler.sample(logits, tokens)?.id,
         };
-        let id = match constraint {
-            Some(constraint) => {
-                let mut constraint = lock(constraint);
-                allowed.clear();
-                allowed.extend_from_slice(logits);
-                constraint.mask(allowed)?;
-                let id = match sampler.needed() {
-                    Some(k) => {
-                        let mut top = largest(allowed, k);
-                        top.retain(|(_, logit)| *logit != f32::NEG_INFINITY);
-                        sampler.sample_largest(&top)?.id
-                    }
-                    None => sampler.sample(allowed, tokens)?.id,
-                };
-                constraint.push(id)?;
-                id
-            }
-            None => sampler.sample(logits, tokens)?.id,
-        };
-        Ok(match job.logprobs {
-            Some(k) => {
+        if let Some(constraint) = &mut constraint {
+            constraint.push(id)?;
+        }
+        Ok(match (job.logprobs, row) {
+            (Some(k), Row::All(logits)) => {
                 TokenUpdate { id, logprob: Some(log_probability(logits, id)?), top: top_logprobs(logits, k)? }
             }
-            None => TokenUpdate { id, logprob: None, top: Vec::new() },
+            _ => TokenUpdate { id, logprob: None, top: Vec::new() },
         })
     }
 

@@ -1,6 +1,7 @@
 //! The loop: take jobs, plan a step, run it, tell what came of it.
 
 use std::collections::VecDeque;
+use std::iter::repeat_n;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, TryRecvError};
@@ -376,9 +377,17 @@ impl<B: Backend> Loop<B> {
         if let Some(Step { logits, chosen }) = step {
             match needed.and_then(|needed| needed.into_iter().max()) {
                 Some(k) => {
+                    let allowed: Vec<_> = asking()
+                        .flat_map(|answer| repeat_n(answer.writer.allowed(), answer.rows()))
+                        .collect();
                     top = match chosen {
                         Some(chosen) => vec![vec![b.read_chosen(chosen)?]],
-                        None => b.read_top(&logits, k)?,
+                        None if allowed.iter().all(Option::is_none) => b.read_top(&logits, k)?,
+                        None => {
+                            let allowed: Vec<_> =
+                                allowed.iter().map(|words| words.as_ref().map(|w| w.as_slice())).collect();
+                            b.read_top_allowed(&logits, k, &allowed)?
+                        }
                     }
                 }
                 None => {

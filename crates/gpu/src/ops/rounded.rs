@@ -218,12 +218,14 @@ impl Gpu {
         let long_row = groups > lanes * steps;
         // As many threads, where kernels wait for each other, and where each has many turns.
         let many = if head || self.device.chains { MANY * THREADS / threads } else { MANY };
+        // Who has several blocks of wide rows asks for the next while it multiplies, as heads do.
+        let several = wide && self.device.chains && !long_row && halves == 1 && results > many * teams * each;
         let variant = Variant::new(&kernels::MATVEC_ROUNDED, threads as u32)
             .format(stack.format)
             .with("LANES", lanes as u32)
             .with("STEPS", steps as u32)
             .with("ROWS", each as u32)
-            .with("AHEAD", u32::from(head))
+            .with("AHEAD", u32::from(head || several))
             .with("INPUT", kind)
             .with("LONG", u32::from(long_row))
             .with("GATED", u32::from(besides.glu.is_some()))

@@ -5,12 +5,14 @@
 //! Every answer is checked: that it is complete, that its usage fits what came, that it has the form that was asked for. One
 //! client alone goes first, for comparison. The last line is JSON; the exit code is 1 if an answer was wrong, missing or stuck,
 //! or if the server's memory grew. With `--turns TOKENS` it measures instead what the second turn of a long chat costs beside a
-//! fresh chat of the same length.
+//! fresh chat of the same length; with `--forms`, what the form of an answer costs beside free answers as long (to a server with
+//! `--no-speculation`: guesses help text that repeats itself, which is a matter of the text).
 
 mod answer;
 mod ask;
 mod client;
 mod exercise;
+mod forms;
 mod host;
 mod http;
 mod memory;
@@ -37,6 +39,7 @@ async fn main() -> ExitCode {
     };
     let outcome = match options.turns {
         Some(tokens) => turns::turns(&options, tokens).await,
+        None if options.forms => forms::forms(&options).await,
         None => soak::soak(Rc::new(options)).await,
     };
     match outcome {

@@ -10,6 +10,7 @@ pub const USAGE: &str =
     "soak URL [--clients 64] [--seconds 300] [--alone-seconds 20] [--pid SERVER] [--key KEY] [--seed 1]
      [--mix all|chat] [--stuck-seconds 30] [--patience 300] [--allow-refused]
 soak URL --turns [TOKENS] [--rounds 3]
+soak URL --forms [--rounds 3]
 
   --mix            all: requests of every kind; chat: short questions and long answers
   --pid            read the server's memory from /proc instead of /metrics
@@ -30,6 +31,7 @@ pub struct Options {
     pub patience: Duration,
     pub allow_refused: bool,
     pub turns: Option<usize>,
+    pub forms: bool,
     pub rounds: usize,
 }
 
@@ -48,6 +50,7 @@ impl Options {
             patience: Duration::from_secs(300),
             allow_refused: false,
             turns: None,
+            forms: false,
             rounds: 3,
         };
         let mut words = std::env::args().skip(1).peekable();
@@ -70,6 +73,7 @@ impl Options {
                 "--stuck-seconds" => options.stuck = Duration::from_secs_f64(value()?.parse()?),
                 "--patience" => options.patience = Duration::from_secs_f64(value()?.parse()?),
                 "--rounds" => options.rounds = value()?.parse()?,
+                "--forms" => options.forms = true,
                 "--allow-refused" => options.allow_refused = true,
                 "--turns" => {
                     let tokens = words.peek().and_then(|word| word.parse().ok());

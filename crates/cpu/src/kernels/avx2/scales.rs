@@ -34,10 +34,10 @@ unsafe fn load_scales<const TYPE: usize>(place: *const u8) -> __m256 {
     }
 }
 
-/// As many of the stored scales at the beginning of `bytes` as are `left`, fewer than eight; the other lanes are 0.
+/// As many of the stored scales at the beginning of `bytes` as are `left`, at most eight; the other lanes are 0.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn load_last_scales<const TYPE: usize>(bytes: &[u8], left: usize) -> __m256 {
+pub(super) fn load_some_scales<const TYPE: usize>(bytes: &[u8], left: usize) -> __m256 {
     const LANES: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
     let mut copy = [0; 32];
     // What follows a row's scales is the next row's, except at the end of the matrix.
@@ -47,7 +47,8 @@ fn load_last_scales<const TYPE: usize>(bytes: &[u8], left: usize) -> __m256 {
         copy[..bytes.len()].copy_from_slice(bytes);
         copy.as_ptr()
     };
-    // SAFETY: eight scales are at most 32 bytes; `left` is below eight.
+    let left = left.min(8);
+    // SAFETY: eight scales are at most 32 bytes, and so is what follows the first of the lanes.
     unsafe {
         let mask = _mm256_loadu_ps(LANES[8 - left..].as_ptr().cast());
         _mm256_and_ps(load_scales::<TYPE>(place), mask)
@@ -96,7 +97,7 @@ unsafe fn unpack_as<const PACKING: usize, const TYPE: usize, const ROWS: usize>(
                     (load_scales::<TYPE>(scales.as_ptr()), load_scales::<TYPE>(biases.as_ptr()))
                 } else {
                     let left = groups - g;
-                    (load_last_scales::<TYPE>(scales, left), load_last_scales::<TYPE>(biases, left))
+                    (load_some_scales::<TYPE>(scales, left), load_some_scales::<TYPE>(biases, left))
                 };
                 _mm256_storeu_ps(out[row].as_mut_ptr().add(g).cast(), _mm256_mul_ps(scale, scale_factor));
                 biased[row] = _mm256_fmadd_ps(_mm256_mul_ps(bias, bias_factor), sums, biased[row]);
