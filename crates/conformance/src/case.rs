@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
 
 use backend::{Backend, Error};
 
@@ -181,8 +182,15 @@ impl<B: Backend> Case<B> {
 
     /// Runs the case and judges it. A panic is a failure.
     pub fn check(&self, b: &B) -> Outcome {
-        let mut outcome =
-            Outcome { name: self.name.clone(), bound: self.bound, l2: 0.0, max: 0.0, failure: None };
+        let begun = Instant::now();
+        let mut outcome = Outcome {
+            name: self.name.clone(),
+            bound: self.bound,
+            l2: 0.0,
+            max: 0.0,
+            time: Duration::ZERO,
+            failure: None,
+        };
         let mut fail = |label: &str, what: String| {
             let label = label.to_owned();
             outcome.failure.get_or_insert(Failure { name: self.name.clone(), label, what });
@@ -204,6 +212,7 @@ impl<B: Backend> Case<B> {
                 }
             }
         }
+        outcome.time = begun.elapsed();
         outcome
     }
 }
@@ -226,6 +235,8 @@ pub struct Outcome {
     pub l2: f64,
     /// The largest error of a single value, relative to the root mean square.
     pub max: f64,
+    /// How long it took, with its formula.
+    pub time: Duration,
     /// Why it failed, if it did.
     pub failure: Option<Failure>,
 }
@@ -301,6 +312,15 @@ fn rounds(name: &str) -> bool {
 
 /// Runs all cases with the bound of fast numerics for those that round.
 pub fn run_all_fast<B: Backend>(b: &B) -> Vec<Outcome> {
+    run_fast(b, |_| true)
+}
+
+/// The same with the cases of products alone, and of some other operations.
+pub fn run_products_fast<B: Backend>(b: &B, also: &[&str]) -> Vec<Outcome> {
+    run_fast(b, |operation| ROUNDED.contains(&operation) || also.contains(&operation))
+}
+
+fn run_fast<B: Backend>(b: &B, wanted: impl Fn(&str) -> bool) -> Vec<Outcome> {
     let loosen = |mut case: Case<B>| {
         // Refusals and the like have no bound, and keep none.
         if rounds(&case.name) && case.bound != Bound::EXACT {
@@ -308,7 +328,8 @@ pub fn run_all_fast<B: Backend>(b: &B) -> Vec<Outcome> {
         }
         case
     };
-    crate::all::<B>().into_iter().map(loosen).map(|case| case.check(b)).collect()
+    let chosen = crate::all::<B>().into_iter().filter(|case| wanted(case.operation()));
+    chosen.map(loosen).map(|case| case.check(b)).collect()
 }
 
 /// Says how many cases there were and which came nearest to its bound.
@@ -328,6 +349,13 @@ pub fn report(outcomes: &[Outcome]) {
             nearest.l2,
             nearest.bound.l2
         );
+    }
+    let mut slowest: Vec<&Outcome> = outcomes.iter().collect();
+    slowest.sort_by_key(|o| std::cmp::Reverse(o.time));
+    let all: Duration = outcomes.iter().map(|o| o.time).sum();
+    println!("{:.0} s in all, of which", all.as_secs_f64());
+    for outcome in slowest.iter().take(3) {
+        println!("  {:.1} s: {}", outcome.time.as_secs_f64(), outcome.name);
     }
     // Of what may round a little, the product that is off most.
     for (what, attention) in [("product", false), ("attention over halves or codes", true)] {

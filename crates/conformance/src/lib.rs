@@ -15,5 +15,6 @@ pub mod weights;
 
 pub use case::{
     Bound, Case, CaseResult, Expected, Failure, Fault, Outcome, Output, report, run_all, run_all_fast,
+    run_products_fast,
 };
 pub use cases::all;

@@ -14,13 +14,15 @@ const SPLITS: [(usize, usize, usize, usize); 5] =
     [(1, 1, 7, 3), (5, 3, 10, 4), (2, 16, 256, 128), (3, 4, 9, 9), (3, 4, 9, 0)];
 
 /// Rows, columns, how many of the largest.
-const TOPS: [(usize, usize, usize); 8] = [
+const TOPS: [(usize, usize, usize); 10] = [
     (1, 1, 1),
     (1, 37, 5),
     (3, 37, 50),
     (1, 4096, 1),
     (2, 5000, 128),
     (1, 100_003, 20),
+    (1, 130_001, 20),
+    (30, 5000, 3),
     (4, 8193, 1),
     (2, 300, 0),
 ];

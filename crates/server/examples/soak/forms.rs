@@ -38,19 +38,24 @@ async fn pace(
     Ok((f64::from(time) * 1e6 / tokens.saturating_sub(1).max(1) as f64, tokens))
 }
 
-/// Kinds of answers in turn, so that what else the machine does falls on all alike; each is compared with the free answer of its round.
+/// Kinds of answers in turn, so that what else the machine does falls on all alike; how long tokens of each take, and how much more than those of free answers.
 pub async fn forms(options: &Options) -> Result<bool, Problem> {
     let animal = json!({"type": "object", "additionalProperties": false, "required": ["name", "age", "kind"], "properties": {
         "name": {"type": "string"}, "age": {"type": "integer"}, "kind": {"enum": ["bird", "fish", "cat"]}}});
     let list = json!({"type": "array", "minItems": 50, "items": animal});
-    let format =
-        json!({"type": "json_schema", "json_schema": {"name": "animals", "schema": list, "strict": true}});
+    let text = json!({"type": "string", "minLength": 1200});
+    let story = json!({"type": "object", "additionalProperties": false, "required": ["story"], "properties": {"story": text}});
+    let schema = |schema: Json| {
+        let named = json!({"name": "answer", "strict": true, "schema": schema});
+        json!({"response_format": {"type": "json_schema", "json_schema": named}})
+    };
     let kinds = [
         ("free", json!({})),
         ("free, all tokens", json!({"top_k": 0})),
         ("any text", json!({"regex": "(?s:.*)"})),
         ("a text of letters", json!({"regex": "[A-Za-z ,.]{2000}"})),
-        ("a list of objects", json!({"response_format": format})),
+        ("a list of objects", schema(list)),
+        ("an object with a long text", schema(story)),
     ];
     let questions = [
         "Tell me a story about a fox in a forest.",
@@ -58,44 +63,39 @@ pub async fn forms(options: &Options) -> Result<bool, Problem> {
         "Tell me a long story.",
     ];
     let mut connection = None;
-    let mut ratios = vec![Vec::new(); kinds.len()];
-    let (mut paces, mut left_out) = (Vec::new(), 0);
+    let mut times = vec![Vec::new(); kinds.len()];
+    let mut left_out = 0;
     for round in 0..=options.rounds {
         let question = questions[round % questions.len()];
-        let (free, most) = pace(options, &mut connection, (question, &kinds[0].1), (round, TOKENS)).await?;
+        let (_, most) = pace(options, &mut connection, (question, &kinds[0].1), (round, TOKENS)).await?;
         for i in 0..kinds.len() {
             // Who goes first changes from round to round.
             let kind = (i + round) % kinds.len();
-            let (time, tokens) =
-                pace(options, &mut connection, (question, &kinds[kind].1), (round, most)).await?;
+            let form = (question, &kinds[kind].1);
+            let (time, tokens) = pace(options, &mut connection, form, (round, most)).await?;
             // The first round warms up.
-            if round == 0 || most < FEWEST || tokens < FEWEST {
-                left_out += usize::from(round > 0);
-                continue;
-            }
-            ratios[kind].push((time / free) as f32);
-            if kind == 0 {
-                paces.push(time as f32);
+            match round {
+                0 => {}
+                _ if tokens < FEWEST => left_out += 1,
+                _ => times[kind].push(time as f32),
             }
         }
     }
     println!(
-        "free answers: {} us per token in the middle; {left_out} answers were too short to count",
-        quantile(&mut paces, 0.5)
+        "{left_out} answers were too short to count; us per token in quiet moments (a tenth, a quarter of all answers) and in the middle:"
     );
+    let parts = [0.1, 0.25, 0.5];
+    let quantiles: Vec<[f64; 3]> = times
+        .iter_mut()
+        .map(|times| parts.map(|part| quantile(times, part).as_f64().unwrap_or(f64::NAN)))
+        .collect();
     let mut report = serde_json::Map::new();
-    for ((name, _), ratios) in kinds.iter().zip(&mut ratios) {
-        let [low, middle, high] =
-            [0.25, 0.5, 0.75].map(|part| quantile(ratios, part).as_f64().unwrap_or(f64::NAN));
-        let percent = |ratio: f64| 100.0 * (ratio - 1.0);
-        println!(
-            "{name}: {:+.1}% ({:+.1} to {:+.1}), {} answers",
-            percent(middle),
-            percent(low),
-            percent(high),
-            ratios.len()
-        );
-        report.insert((*name).into(), rounded(middle));
+    for ((name, _), own) in kinds.iter().zip(&quantiles) {
+        let more: [f64; 3] = std::array::from_fn(|i| 100.0 * (own[i] / quantiles[0][i] - 1.0));
+        let shown: Vec<String> =
+            own.iter().zip(more).map(|(us, more)| format!("{us:.0} ({more:+.1}%)")).collect();
+        println!("{name}: {}", shown.join(", "));
+        report.insert((*name).into(), json!(more.map(rounded)));
     }
     println!("{}", Json::Object(report));
     Ok(true)
