@@ -21,7 +21,7 @@ use models::Model;
 use serde_json::json;
 
 const TOKENS: usize = 200;
-const ROUNDS: usize = 15;
+const ROUNDS: usize = 40;
 
 struct Ear(Sender<Update>);
 
@@ -123,31 +123,39 @@ fn measure<B: Backend + Send>(folder: &Path, answers: usize, backend: B) -> Resu
 
     let animal = json!({"type": "object", "additionalProperties": false, "required": ["name", "age", "kind"], "properties": {
         "name": {"type": "string"}, "age": {"type": "integer"}, "kind": {"enum": ["bird", "fish", "cat"]}}});
-    let forms = [
-        ("a list of objects", Grammar::JsonSchema(json!({"type": "array", "minItems": 50, "items": animal}))),
-        ("any JSON object", Grammar::JsonObject),
-        ("a text of letters", Grammar::Regex("[A-Za-z ,.]{2000}".into())),
+    let kinds = [
+        ("free", None),
+        ("free again", None),
+        (
+            "a list of objects",
+            Some(Grammar::JsonSchema(json!({"type": "array", "minItems": 50, "items": animal}))),
+        ),
+        ("any JSON object", Some(Grammar::JsonObject)),
+        ("a text of letters", Some(Grammar::Regex("[A-Za-z ,.]{2000}".into()))),
     ];
-    let (mut plain, mut many) = (Vec::new(), Vec::new());
-    let mut formed = vec![Vec::new(); forms.len()];
-    for round in 0..ROUNDS as u64 {
-        plain.push(pace.alone(round, None)?);
-        for ((_, form), times) in forms.iter().zip(&mut formed) {
-            times.push(pace.alone(round, Some(grammars.constraint(form)?))?);
-        }
+    let mut many = Vec::new();
+    let mut times = vec![Vec::new(); kinds.len()];
+    for round in 0..ROUNDS {
         if round % 3 == 0 {
             many.push(pace.together(answers)?);
+            // What follows them finds other things in the caches.
+            pace.alone(0, None)?;
+        }
+        for i in 0..kinds.len() {
+            let kind = (i + round) % kinds.len();
+            let constraint = kinds[kind].1.as_ref().map(|form| grammars.constraint(form)).transpose()?;
+            times[kind].push(pace.alone(round as u64, constraint)?);
         }
     }
-    let (plain, many) = (median(plain), median(many));
+    let times: Vec<f64> = times.into_iter().map(median).collect();
+    let (plain, many) = (times[0], median(many));
     println!("one answer: {plain:.1} us per token, {:.0} tokens/s", 1e6 / plain);
     println!(
         "{answers} answers: {many:.1} us per token, {:.0} tokens/s, {:.2} times",
         1e6 / many,
         plain / many
     );
-    for ((name, _), times) in forms.iter().zip(formed) {
-        let time = median(times);
+    for ((name, _), time) in kinds.iter().zip(times).skip(1) {
         println!(
             "{name}: {time:.1} us per token, {:+.1} us, {:+.1}%",
             time - plain,

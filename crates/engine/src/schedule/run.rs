@@ -344,7 +344,8 @@ impl<B: Backend> Loop<B> {
         let Self { engine, waiting, running, speculate, logits: all, costs, .. } = self;
         let b = engine.model().backend();
         let context = engine.context();
-        running.iter().filter_map(|answer| answer.writer.beside()).for_each(|task| b.beside(task));
+        let prompts = running.iter().filter(|answer| !answer.is_writing());
+        prompts.filter_map(|answer| answer.writer.beside()).for_each(|task| b.beside(task));
         let ahead = match &mut running[..] {
             [answer] => answer.start_ahead(engine.model())?,
             _ => None,
@@ -414,6 +415,10 @@ impl<B: Backend> Loop<B> {
             .into_iter()
             .map(|choice| choice.into_inner().unwrap_or_else(PoisonError::into_inner).2)
             .collect();
+        // From here on, while others wait for this thread.
+        let going_on =
+            running.iter().zip(&gains).filter(|(_, gain)| matches!(gain, Ok(Gain { finish: None, .. })));
+        going_on.filter_map(|(answer, _)| answer.writer.beside()).for_each(|task| b.beside(task));
         let finished = |(answer, gain): (&mut Answer<B>, Result<Gain, Error>)| {
             let gain = gain?;
             answer.drop_guesses(b, &gain)?;
