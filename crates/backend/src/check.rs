@@ -111,6 +111,16 @@ pub fn columns(x: Shape, start: usize, width: usize) -> Result<Shape> {
     Ok(Shape { rows: x.rows, cols: width })
 }
 
+/// `join_rows`
+pub fn join_rows(parts: impl IntoIterator<Item = Shape>) -> Result<Shape> {
+    let mut parts = parts.into_iter();
+    let first = parts.next().ok_or_else(|| error("join_rows", "the parts", "none", "at least one"))?;
+    parts.try_fold(first, |all, part| match part.cols == all.cols {
+        true => Ok(Shape { rows: all.rows + part.rows, ..all }),
+        false => Err(error("join_rows", "the columns of a part", part.cols, all.cols)),
+    })
+}
+
 /// `join_columns`
 pub fn join_columns(a: Shape, b: Shape) -> Result<Shape> {
     if a.rows != b.rows {

@@ -97,6 +97,11 @@ pub trait Backend: Sized + 'static {
         drop(task);
     }
 
+    /// How many sequences at most have their next tokens sooner one after the other, a step each, than all in one step.
+    fn sooner_alone(&self) -> usize {
+        1
+    }
+
     /// Waits for everything recorded so far and returns the values of `x`, row after row.
     fn read(&self, x: &Self::Tensor) -> Result<Vec<f32>>;
 
@@ -187,6 +192,9 @@ pub trait Backend: Sized + 'static {
 
     /// `y[t, c] = x[t, start + c]`, `width` columns.
     fn columns(&self, x: &Self::Tensor, start: usize, width: usize) -> Result<Self::Tensor>;
+
+    /// The rows of all `parts`, which are as wide as each other, one part after the other; at least one part.
+    fn join_rows(&self, parts: &[&Self::Tensor]) -> Result<Self::Tensor>;
 
     /// `y[t] = [a[t] | b[t]]`
     fn join_columns(&self, a: &Self::Tensor, b: &Self::Tensor) -> Result<Self::Tensor>;

@@ -1,4 +1,4 @@
-//! How fast the scheduler writes one answer and many, and what a form costs, without a network: `pace FOLDER [ANSWERS] [gpu]`.
+//! How fast the scheduler writes one answer and many, and what a form costs, without a network: `pace FOLDER [gpu] [ANSWERS] [ROUNDS]`.
 //!
 //! `cargo run --release -p pleiad-conformance --example pace -- box/model`
 //!
@@ -21,7 +21,6 @@ use models::Model;
 use serde_json::json;
 
 const TOKENS: usize = 200;
-const ROUNDS: usize = 40;
 
 struct Ear(Sender<Update>);
 
@@ -94,16 +93,22 @@ fn median(mut times: Vec<f64>) -> f64 {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let mut words = std::env::args().skip(1);
-    let folder = words.next().ok_or("pace FOLDER [ANSWERS] [gpu]")?;
-    let answers = words.next().map_or(Ok(64), |word| word.parse())?;
-    match words.next().as_deref() {
-        Some("gpu") => measure(Path::new(&folder), answers, Gpu::new(&gpu::Options::default())?),
-        _ => measure(Path::new(&folder), answers, Cpu::new(cpu::Options::default())?),
+    let mut words = std::env::args().skip(1).peekable();
+    let folder = words.next().ok_or("pace FOLDER [gpu] [ANSWERS] [ROUNDS]")?;
+    let on_gpu = words.next_if(|word| word == "gpu").is_some();
+    let mut number = |default| words.next().map_or(Ok(default), |word| word.parse());
+    let counts = (number(64)?, number(40)?);
+    match on_gpu {
+        true => measure(Path::new(&folder), counts, Gpu::new(&gpu::Options::default())?),
+        false => measure(Path::new(&folder), counts, Cpu::new(cpu::Options::default())?),
     }
 }
 
-fn measure<B: Backend + Send>(folder: &Path, answers: usize, backend: B) -> Result<(), Box<dyn Error>> {
+fn measure<B: Backend + Send>(
+    folder: &Path,
+    (answers, rounds): (usize, usize),
+    backend: B,
+) -> Result<(), Box<dyn Error>> {
     let tokenizer = Tokenizer::open(folder)?;
     let model = Model::load(&Checkpoint::open(folder)?, backend)?;
     let grammars = Grammars::new(&tokenizer, model.summary().vocabulary);
@@ -135,7 +140,7 @@ fn measure<B: Backend + Send>(folder: &Path, answers: usize, backend: B) -> Resu
     ];
     let mut many = Vec::new();
     let mut times = vec![Vec::new(); kinds.len()];
-    for round in 0..ROUNDS {
+    for round in 0..rounds {
         if round % 3 == 0 {
             many.push(pace.together(answers)?);
             // What follows them finds other things in the caches.
@@ -162,5 +167,7 @@ fn measure<B: Backend + Send>(folder: &Path, answers: usize, backend: B) -> Resu
             100.0 * (time / plain - 1.0)
         );
     }
+    // The device is not to be left while another thread still holds it.
+    pace.scheduler.finish();
     Ok(())
 }

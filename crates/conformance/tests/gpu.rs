@@ -309,3 +309,37 @@ fn steps_repeat(gpu: &Gpu, folder: &std::path::Path) {
         assert!(same, "{}, {}: run {i} differs", folder.display(), gpu.description());
     }
 }
+
+/// Where single tokens of a few sequences are sooner done one after the other, each gets the bits that it would get alone.
+#[test]
+fn company_changes_nothing_where_steps_are_single() {
+    let Some(gpu) = open(&Options { numerics: Numerics::Fast, chains: Some(true), ..exact() }) else {
+        return;
+    };
+    assert!(gpu.sooner_alone() > 3);
+    // What compilers make of the kernels is all that differs between families, and takes software long.
+    for folder in families().into_iter().take(if gpu.adapter().software { 1 } else { 3 }) {
+        let model = Model::load(&checkpoint::Checkpoint::open(&folder).unwrap(), gpu.clone()).unwrap();
+        let begin = |length: u32| {
+            let mut state = model.state(CacheFloat::F16).unwrap();
+            logits_in_chunks(&model, &mut state, &(0..length).collect::<Vec<_>>(), 64).unwrap();
+            state
+        };
+        let lengths = [5, 40, 23];
+        let alone = lengths.map(|length| {
+            let mut state = begin(length);
+            [7, 8].map(|token| logits_in_chunks(&model, &mut state, &[token], 1).unwrap())
+        });
+        let mut states = lengths.map(begin);
+        for (step, token) in [7, 8].into_iter().enumerate() {
+            let tokens = [token];
+            let mut requests: Vec<_> = states
+                .iter_mut()
+                .map(|state| Request { tokens: &tokens, state, logits: Logits::Last })
+                .collect();
+            let together = gpu.read(&model.step(&mut requests).unwrap().unwrap()).unwrap();
+            let expected: Vec<f32> = alone.iter().flat_map(|steps| steps[step].clone()).collect();
+            assert!(together == expected, "{}, step {step}", folder.display());
+        }
+    }
+}

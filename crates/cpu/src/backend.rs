@@ -204,6 +204,18 @@ impl Backend for Cpu {
         }))
     }
 
+    fn join_rows(&self, parts: &[&Tensor]) -> Result<Tensor> {
+        let _time = self.time("join_rows");
+        let shape = check::join_rows(parts.iter().map(|part| part.shape()))?;
+        Ok(self.fill(shape.rows, shape.cols, |mut y| {
+            for part in parts {
+                let (own, rest) = std::mem::take(&mut y).split_at_mut(part.values().len());
+                own.copy_from_slice(part.values());
+                y = rest;
+            }
+        }))
+    }
+
     fn join_columns(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         let _time = self.time("join_columns");
         let shape = check::join_columns(a.shape(), b.shape())?;

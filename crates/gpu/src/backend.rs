@@ -16,6 +16,7 @@ use crate::ops::layout::PartOfHeads;
 use crate::ops::product::neighbours;
 use crate::ops::rounded::{Besides, Prepared};
 use crate::ops::route;
+use crate::recorder::Copy;
 use crate::recurrent::{floats, numbers};
 use crate::weights::{SharedExpert, Source, UpStacks};
 use crate::{
@@ -188,6 +189,15 @@ impl Backend for Gpu {
         Ok(floats(&bytes))
     }
 
+    fn sooner_alone(&self) -> usize {
+        // Measured on an H200 (docs/performance.md).
+        if self.device.chains && self.device.rounds { 16 } else { 1 }
+    }
+
+    fn beside(&self, task: Box<dyn FnOnce() + Send>) {
+        self.aside.push(task);
+    }
+
     fn read_top(&self, x: &Tensor, k: usize) -> Result<Vec<Vec<(u32, f32)>>> {
         self.top(x, k)
     }
@@ -246,6 +256,18 @@ impl Backend for Gpu {
     fn columns(&self, x: &Tensor, start: usize, width: usize) -> Result<Tensor> {
         check::columns(x.shape(), start, width)?;
         self.part_of_heads(x, PartOfHeads { heads: 1, stride: x.shape().cols, offset: start, width })
+    }
+
+    fn join_rows(&self, parts: &[&Tensor]) -> Result<Tensor> {
+        let Shape { rows, cols } = check::join_rows(parts.iter().map(|part| part.shape()))?;
+        let y = self.tensor(rows, cols)?;
+        let mut to = 0;
+        for part in parts {
+            let len = 4 * (part.shape().rows * cols) as u64;
+            self.recorder.copy(part.buffer(), y.buffer(), &[Copy { from: 0, to, len }]);
+            to += len;
+        }
+        Ok(y)
     }
 
     fn join_columns(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {

@@ -2,9 +2,10 @@
 //!
 //! `device` chooses an adapter and opens it, with what only `vulkan` can do, `shader` assembles kernels from pieces of WGSL,
 //! `pipelines` compiles them once, `pool` lends buffers, `recorder` turns operations into dispatches of few passes, `commands` holds
-//! them until they are submitted, `chain` knows what they wait for. `ops` has a file per group of operations, `backend` leads from the trait to them. Nothing waits but
+//! them until they are submitted, `chain` knows what they wait for, `aside` is a thread for the host's own work. `ops` has a file per group of operations, `backend` leads from the trait to them. Nothing waits but
 //! `read` and the `*_save` methods.
 
+mod aside;
 mod backend;
 mod cache;
 mod chain;
@@ -66,6 +67,7 @@ use std::sync::Arc;
 
 use ::backend::Result;
 
+use aside::Aside;
 use device::Device;
 use ops::rope::Ropes;
 use pipelines::Pipelines;
@@ -115,6 +117,7 @@ pub struct Gpu {
     pipelines: Arc<Pipelines>,
     recorder: Arc<Recorder>,
     uploads: Arc<Uploads>,
+    aside: Arc<Aside>,
     ropes: Arc<Ropes>,
     /// Present when experts are read from disk.
     stream: Option<Arc<Stream>>,
@@ -129,8 +132,8 @@ impl Gpu {
         let recorder = Recorder::new(device.clone(), uploads.gate.clone(), &pipelines, options.profile);
         let pool = Arc::new(Pool::new(device.clone()));
         let stream = options.streaming.clone().map(Stream::new).transpose()?.map(Arc::new);
-        let (recorder, ropes) = (Arc::new(recorder), Arc::default());
-        Ok(Self { device, pool, pipelines, recorder, uploads, ropes, stream })
+        let (recorder, aside, ropes) = (Arc::new(recorder), Arc::new(Aside::new()?), Arc::default());
+        Ok(Self { device, pool, pipelines, recorder, uploads, aside, ropes, stream })
     }
 
     /// What experts are read with, where they are.

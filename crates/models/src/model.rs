@@ -297,6 +297,23 @@ impl<B: Backend> Model<B> {
 
     /// The wanted logits, and the hidden states of all tokens before the final norm.
     fn run(&self, requests: &mut [Request<'_, B>]) -> Result<(Option<B::Tensor>, B::Tensor)> {
+        let single = |r: &Request<'_, B>| r.tokens.len() == 1 && !matches!(r.logits, Logits::None);
+        if (2..=self.backend.sooner_alone()).contains(&requests.len()) && requests.iter().all(single) {
+            return self.run_one_by_one(requests);
+        }
+        self.run_together(requests)
+    }
+
+    /// The same for requests of one token each, one after the other.
+    fn run_one_by_one(&self, requests: &mut [Request<'_, B>]) -> Result<(Option<B::Tensor>, B::Tensor)> {
+        let alone = requests.iter_mut().map(|request| self.run_together(std::slice::from_mut(request)));
+        let (logits, hidden): (Vec<_>, Vec<_>) = alone.collect::<Result<Vec<_>>>()?.into_iter().unzip();
+        let logits: Vec<_> = logits.iter().flatten().collect();
+        let hidden: Vec<_> = hidden.iter().collect();
+        Ok((Some(self.backend.join_rows(&logits)?), self.backend.join_rows(&hidden)?))
+    }
+
+    fn run_together(&self, requests: &mut [Request<'_, B>]) -> Result<(Option<B::Tensor>, B::Tensor)> {
         let (batch, rows) = self.batch(requests)?;
         let hidden = self.forward(&batch, requests)?;
         if rows.is_empty() {

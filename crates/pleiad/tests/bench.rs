@@ -50,7 +50,7 @@ fn positive(value: &Value) -> f64 {
 #[test]
 #[cfg(feature = "box")]
 fn one_object_says_everything() {
-    let args = ["--json", "--threads", "1", "--contexts", "40,0,16,3", "--chunk", "7"];
+    let args = ["--json", "--threads", "1", "--contexts", "40,0,16,3", "--answers", "3,1", "--chunk", "7"];
     let told = done(&[&SHORT[..], &args].concat());
     assert_eq!(told.lines().count(), 1, "{told}");
     let told: Value = serde_json::from_str(&told).unwrap();
@@ -67,6 +67,12 @@ fn one_object_says_everything() {
     let contexts: Vec<&Value> = told["contexts"].as_array().unwrap().iter().map(|c| &c["context"]).collect();
     assert_eq!(contexts, [0, 3, 16, 40]);
     assert_eq!(told["contexts"][2]["best"], told["decode"]["best"]);
+    // Those that were decoded at once.
+    for (i, answers) in [3, 1].into_iter().enumerate() {
+        let found = &told["answers"][i];
+        assert_eq!(found["answers"], answers);
+        assert!(positive(&found["best"]) >= positive(&found["median"]), "{found}");
+    }
     let per_token = positive(&told["weight_bytes_per_token"]);
     let parts: f64 = told["weight_bytes_by_part"].as_object().unwrap().values().map(positive).sum();
     assert_eq!(parts, per_token);
@@ -146,6 +152,7 @@ fn bad_arguments() {
     for flag in ["--prefill", "--decode", "--repeat", "--threads"] {
         refused(&[model, flag, "0"], &[flag]);
     }
+    refused(&[model, "--answers", "0"], &["--answers", "0"]);
     refused(&[model, "--contexts", "1,x"], &["--contexts", "x"]);
     refused(&[model, "--context", "100"], &["512 tokens", "--context is 100"]);
     refused(&[model, "--prefill", "8", "--contexts", "2000000000"], &["2000000032", "free"]);

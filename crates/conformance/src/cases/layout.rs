@@ -166,6 +166,13 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
             Ok(vec![Output { flat: width * rows < 8, ..Output::exact("y", y, expected.values) }])
         })
     }));
+    cases.push(Case::new("join_rows", "2, 1, 5 and 0 rows of 37", Bound::EXACT, |b: &B, rng| {
+        let parts = [2, 1, 5, 0].map(|rows| rng.values(rows, 37));
+        let tensors = parts.iter().map(|part| part.on(b)).collect::<Result<Vec<_>, _>>()?;
+        let y = b.join_rows(&tensors.iter().collect::<Vec<_>>())?;
+        ensure(y.shape() == Shape { rows: 8, cols: 37 }, "wrong shape")?;
+        Ok(vec![Output::exact("y", b.read(&y)?, parts.into_iter().flat_map(|part| part.values).collect())])
+    }));
     cases.extend(JOINS.map(|(rows, left, right)| {
         Case::new("join_columns", format!("{left} + {right}, n={rows}"), Bound::EXACT, move |b: &B, rng| {
             let (x, z) = (rng.values(rows, left), rng.values(rows, right));

@@ -47,6 +47,10 @@ fn rows_and_columns<B: Backend>() -> Vec<Case<B>> {
         wrong("select_rows", "a row past the end", |b: &B, _| b.select_rows(&t(b, 2, 3)?, &[0, 2])),
         wrong("columns", "past the end", |b: &B, _| b.columns(&t(b, 2, 3)?, 1, 3)),
         wrong("columns", "a start that overflows", |b: &B, _| b.columns(&t(b, 2, 3)?, usize::MAX, 2)),
+        wrong("join_rows", "another number of columns", |b: &B, _| {
+            b.join_rows(&[&t(b, 2, 3)?, &t(b, 2, 4)?])
+        }),
+        wrong("join_rows", "no parts", |b: &B, _| b.join_rows(&[])),
         wrong("join_columns", "another number of rows", |b: &B, _| {
             b.join_columns(&t(b, 2, 3)?, &t(b, 3, 3)?)
         }),

@@ -28,19 +28,26 @@ pub struct Work {
     pub chunk: usize,
     /// Further lengths of the sequence before decoding begins, ascending.
     pub contexts: Vec<usize>,
+    /// Numbers of sequences that are decoded at once, behind a prompt each.
+    pub answers: Vec<usize>,
 }
 
 impl Work {
     /// Tokens of the longest sequence.
     pub fn longest(&self) -> usize {
-        self.prefill.max(self.contexts.last().copied().unwrap_or(0)) + self.decode
+        let one = self.prefill.max(self.contexts.last().copied().unwrap_or(0)) + self.decode;
+        // Many at once go on from round to round.
+        let many = if self.answers.is_empty() { 0 } else { self.prefill + (self.repeat + 1) * self.decode };
+        one.max(many)
     }
 
     /// Tokens that run in all.
     fn tokens(&self) -> usize {
         let rounds = (self.repeat + 1) * (self.prefill + self.decode);
         let contexts = self.contexts.len() * self.repeat * self.decode;
-        rounds + contexts + self.contexts.last().copied().unwrap_or(0)
+        let answers: usize =
+            self.answers.iter().map(|n| n * (self.prefill + (self.repeat + 1) * self.decode)).sum();
+        rounds + contexts + self.contexts.last().copied().unwrap_or(0) + answers
     }
 }
 
@@ -110,6 +117,8 @@ pub struct Measured {
     pub decode: Speeds,
     /// Decoding at each of [`Work::contexts`].
     pub contexts: Vec<(usize, Speeds)>,
+    /// Decoding each of [`Work::answers`], tokens of all of them counted.
+    pub answers: Vec<(usize, Speeds, Profile)>,
     pub prefill_profile: Profile,
     pub decode_profile: Profile,
     /// What was read from disk.
@@ -276,7 +285,55 @@ pub fn measure<B: Machine>(engine: &Engine<B>, work: &Work) -> Result<Measured, 
         }
         measured.contexts.push((context, speeds));
     }
+    drop(runner);
+
+    for &answers in &work.answers {
+        let (speeds, profile) = together(engine, work, answers, &mut progress)?;
+        measured.answers.push((answers, speeds, profile));
+    }
     Ok(measured)
+}
+
+/// Decodes so many sequences at once, each behind a prompt of its own, which does not count.
+fn together<B: Machine>(
+    engine: &Engine<B>,
+    work: &Work,
+    answers: usize,
+    progress: &mut Progress,
+) -> Result<(Speeds, Profile), Error> {
+    let model = engine.model();
+    let vocabulary = model.summary().vocabulary;
+    let mut states = Vec::with_capacity(answers);
+    for i in 0..answers {
+        let mut runner = Runner { engine, work, state: model.state(engine.cache())? };
+        runner.prefill(&prompt_ids(0..work.prefill, i, vocabulary))?;
+        states.push(runner.state);
+        progress.add(work.prefill as u64);
+    }
+    let (mut speeds, mut profile) = (Speeds::default(), Profile::default());
+    for r in 0..=work.repeat {
+        model.backend().take_profile();
+        let started = Instant::now();
+        for i in 0..work.decode {
+            if terminal::interrupted() {
+                return Err(Error::Interrupted);
+            }
+            let next: Vec<[u32; 1]> = (0..answers).map(|a| [decode_id(i, r + a, vocabulary)]).collect();
+            let states = next.iter().zip(&mut states);
+            let mut requests: Vec<_> =
+                states.map(|(tokens, state)| Request { tokens, state, logits: Logits::Last }).collect();
+            if let Some(rows) = model.step(&mut requests)? {
+                black_box(model.backend().read_top(&rows, 1)?);
+            }
+        }
+        let (time, tokens) = (started.elapsed(), answers * work.decode);
+        if r > 0 {
+            speeds.add(tokens, time);
+            profile.add(tokens, work.decode, time, model.backend().take_profile());
+        }
+        progress.add(tokens as u64);
+    }
+    Ok((speeds, profile))
 }
 
 #[cfg(test)]

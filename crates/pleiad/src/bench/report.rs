@@ -77,6 +77,9 @@ impl Report {
         if self.profiled {
             profile.extend(profile_json("prefill", &self.measured.prefill_profile));
             profile.extend(profile_json("decode", &self.measured.decode_profile));
+            for (answers, _, together) in &self.measured.answers {
+                profile.extend(profile_json(&format!("{answers} answers"), together));
+            }
         }
         json!({
             "engine": concat!("pleiad ", env!("CARGO_PKG_VERSION")),
@@ -86,6 +89,10 @@ impl Report {
             "numerics": self.numerics,
             "prefill": speed(self.work.prefill, &self.measured.prefill),
             "decode": speed(self.work.decode, &self.measured.decode),
+            "answers": self.measured.answers.iter().map(|(answers, s, _)| {
+                let (best, median) = speeds(s);
+                json!({"answers": answers, "best": best, "median": median})
+            }).collect::<Vec<_>>(),
             "contexts": self.curve().into_iter().map(context).collect::<Vec<_>>(),
             "weight_bytes_per_token": self.traffic.total(),
             "weight_bytes_by_part": {"attention": attention, "experts": experts, "dense": dense, "head": head},
@@ -140,6 +147,9 @@ impl Report {
         if self.profiled {
             print_profile(out, "prefill", &self.measured.prefill_profile)?;
             print_profile(out, "decode", &self.measured.decode_profile)?;
+            for (answers, _, together) in &self.measured.answers {
+                print_profile(out, &format!("{answers} answers"), together)?;
+            }
         }
         Ok(())
     }
@@ -185,6 +195,9 @@ impl Report {
             let share =
                 self.share(speeds).map_or(String::new(), |share| format!("  {:>7.0}%", 100.0 * share));
             writeln!(out, "{}{share}", line("decode", context, decode, speeds))?;
+        }
+        for (answers, speeds, _) in &self.measured.answers {
+            writeln!(out, "{}", line(&format!("{answers} at once"), prefill, answers * decode, speeds))?;
         }
         Ok(())
     }

@@ -57,6 +57,10 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N,..", value_delimiter = ',')]
     contexts: Option<Vec<u32>>,
 
+    /// Decode so many answers at once, too, like 8,64, as a server does
+    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = value_parser!(u32).range(1..=4096))]
+    answers: Vec<u32>,
+
     /// With a preset: make only so many layers of it
     #[arg(long, value_name = "N")]
     layers: Option<usize>,
@@ -90,8 +94,10 @@ impl BenchArgs {
         contexts.dedup();
         // That is where decoding begins anyway.
         contexts.retain(|context| *context != prefill);
+        let answers = self.answers.iter().map(|n| *n as usize).collect();
         let chunk = self.machine.chunk.min(prefill.max(STEP));
-        Work { prefill, decode: self.decode as usize, repeat: self.repeat as usize, chunk, contexts }
+        let (decode, repeat) = (self.decode as usize, self.repeat as usize);
+        Work { prefill, decode, repeat, chunk, contexts, answers }
     }
 }
 
