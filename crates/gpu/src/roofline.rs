@@ -155,6 +155,7 @@ fn products(gpu: &Gpu, software: bool) {
             let mut results = results.borrow_mut();
             if i == 0 || !gpu.device.chains {
                 results.clear();
+                gpu.pool.wake();
             }
             results
                 .push(gpu.rounded_product(&input, &matrices[i % copies].stack, 0..rows, &besides).unwrap());
