@@ -190,8 +190,8 @@ impl Backend for Gpu {
     }
 
     fn sooner_alone(&self) -> usize {
-        // Measured on an H200 (docs/performance.md).
-        if self.device.chains && self.device.rounds { 16 } else { 1 }
+        // Measured on an H200 (docs/performance.md). Experts that are read from disk are read once for all.
+        if self.device.chains && self.device.rounds && self.stream.is_none() { 16 } else { 1 }
     }
 
     fn beside(&self, task: Box<dyn FnOnce() + Send>) {
