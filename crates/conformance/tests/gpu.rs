@@ -1,5 +1,7 @@
 //! The GPU backend on whatever adapter this machine has, software included: every operation, and every fixture against
 //! mlx-lm's logits. A machine without any adapter skips these tests, and says so.
+//!
+//! Tests begin in the order of their names: those that take software longest are called so that they begin early, and none is left alone at the end.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -61,14 +63,14 @@ fn drafting_heads() {
 }
 
 #[test]
-fn operations() {
+fn all_operations() {
     if let Some(gpu) = gpu() {
         report(&run_all(&gpu, None));
     }
 }
 
 #[test]
-fn operations_with_defaults_only_and_weights_in_parts() {
+fn all_operations_with_defaults_only_and_weights_in_parts() {
     let options = Options { largest_part: Some(8 << 10), defaults_only: true, ..exact() };
     if let Some(gpu) = open(&options) {
         report(&run_all(&gpu, None));
