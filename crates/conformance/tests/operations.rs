@@ -94,8 +94,9 @@ fn every_operation_has_cases() {
     let implied = ["description", "free_memory", "take_profile", "prepare_batch", "read", "read_routes"];
     // These change no result; fixtures with experts on disk go through them.
     let hints = ["expect_experts", "expect_moe"];
-    // These are for whole steps: `ahead.rs`.
-    let steps = ["records_ahead", "record", "start", "choose", "prepare_chosen", "read_chosen"];
+    // These are for whole steps: `ahead.rs`, and the last one `gpu.rs`.
+    let steps =
+        ["records_ahead", "record", "start", "choose", "prepare_chosen", "read_chosen", "sooner_alone"];
     // These take nothing that can be wrong, or are refused by what they are composed of.
     let always = [
         "spread",
