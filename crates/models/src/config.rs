@@ -22,6 +22,11 @@ impl<'a> Fields<'a> {
         self.0.get(field).filter(|v| !v.is_null())
     }
 
+    /// `default` where the file does not name the field. Null is no value, not the default, as in the references.
+    pub fn or_default<T>(&self, field: &str, value: Option<T>, default: T) -> Option<T> {
+        value.or_else(|| self.0.get(field).is_none().then_some(default))
+    }
+
     /// A nested object, when there is one.
     pub fn object(&self, field: &str) -> Option<Fields<'a>> {
         self.get(field).filter(|v| v.is_object()).map(Fields)
@@ -70,9 +75,10 @@ impl<'a> Fields<'a> {
         Self::required(field, self.positive(field)?)
     }
 
-    /// true or false, with a default.
+    /// true or false, with a default. Null is false, as in Python.
     pub fn flag(&self, field: &str, default: bool) -> Result<bool> {
-        Ok(self.read(field, "true or false", Value::as_bool)?.unwrap_or(default))
+        let flag = self.read(field, "true or false", Value::as_bool)?;
+        Ok(self.or_default(field, flag, default).unwrap_or(false))
     }
 
     /// A string.
@@ -84,6 +90,18 @@ impl<'a> Fields<'a> {
     pub fn counts(&self, field: &str) -> Result<Vec<usize>> {
         let list = |v: &Value| v.as_array()?.iter().map(|v| v.as_u64().map(|n| n as usize)).collect();
         Ok(self.read(field, "a list of whole numbers", list)?.unwrap_or_default())
+    }
+
+    /// Which of the layers are of the first of two kinds in `layer_types`; `None` when absent.
+    pub fn layer_types(&self, layers: usize, kinds: [&str; 2]) -> Result<Option<Vec<bool>>> {
+        let Some(types) = self.get("layer_types") else { return Ok(None) };
+        let is_first = |kind: &Value| Some(kinds.iter().position(|known| kind == known)? == 0);
+        let list: Option<Vec<bool>> = types.as_array().and_then(|list| list.iter().map(is_first).collect());
+        let list = list.filter(|list| list.len() >= layers).ok_or_else(|| {
+            let [first, second] = kinds;
+            problem("layer_types", format!("is not a list of {layers} times {first} or {second}"))
+        })?;
+        Ok(Some(list[..layers].to_vec()))
     }
 }
 

@@ -31,7 +31,12 @@ fn read_moe(fields: Fields<'_>, frame: &DecoderConfig) -> Result<Option<MoeConfi
         }
     }
     let width = fields.size("moe_intermediate_size")?;
-    let top_k = read_top_k(fields, "num_experts_per_tok", experts)?;
+    // Defaults are mlx-lm's; transformers has those of the published models: 8 experts from 4 of 8 groups, a scale of 2.5,
+    // one shared expert, three dense layers.
+    let top_k = match fields.get("num_experts_per_tok") {
+        Some(_) => read_top_k(fields, "num_experts_per_tok", experts)?,
+        None => 1,
+    };
     let routing = GroupedSigmoid {
         top_k,
         groups: fields.size_or("n_group", 1)?,
@@ -81,4 +86,41 @@ pub(crate) fn load<B: Backend>(
     let mut parts = vec![attention.describe(frame.layers)];
     parts.extend(moe.map(|moe| moe.describe(frame.layers)));
     Ok((Box::new(network.with_drafter(drafter)), frame.summary(family, parts)))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn absent_fields_have_mlx_lms_defaults() {
+        let mut config = json!({
+            "vocab_size": 8, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "n_routed_experts": 8,
+            "moe_intermediate_size": 16,
+        });
+        let frame = DecoderConfig::read(Fields(&config)).unwrap();
+        let latent = LatentConfig::read(Fields(&config), &frame).unwrap();
+        assert_eq!((latent.q_rank, latent.rank), (Some(1536), 512));
+        assert_eq!((latent.nope, latent.pe, latent.value_dim), (128, 64, 128));
+
+        let moe = read_moe(Fields(&config), &frame).unwrap().unwrap();
+        let Routing::GroupedSigmoid(routing) = moe.routing else { panic!("{:?}", moe.routing) };
+        let expected =
+            GroupedSigmoid { top_k: 1, groups: 1, kept_groups: 1, renormalise: false, scaling: 1.0 };
+        assert_eq!(routing, expected);
+        assert!(moe.shared.is_none() && moe.layers.first == 0 && moe.layers.step == 1);
+        config["num_experts_per_tok"] = json!(2);
+        let Some(MoeConfig { routing: Routing::GroupedSigmoid(routing), .. }) =
+            read_moe(Fields(&config), &frame).unwrap()
+        else {
+            panic!("no experts in groups")
+        };
+        assert!(routing.renormalise);
+
+        // Null is no rank, not the default.
+        config["q_lora_rank"] = json!(null);
+        assert_eq!(LatentConfig::read(Fields(&config), &frame).unwrap().q_rank, None);
+    }
 }

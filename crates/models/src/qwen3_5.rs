@@ -7,8 +7,8 @@ use checkpoint::Checkpoint;
 use crate::Result;
 use crate::config::Fields;
 use crate::layers::{
-    Attention, AttentionConfig, Decoder, DecoderConfig, Drafter, DrafterNames, GatedDelta, GatedDeltaConfig,
-    Mixer, MoeConfig, SparseLayers,
+    Attention, AttentionConfig, AttentionDefaults, Decoder, DecoderConfig, Drafter, DrafterNames, GatedDelta,
+    GatedDeltaConfig, Mixer, MoeConfig, SparseLayers,
 };
 use crate::loader::Loader;
 use crate::model::{Built, Log};
@@ -33,6 +33,25 @@ fn norm_offset(checkpoint: &Checkpoint) -> f32 {
     }
 }
 
+/// Qwen3-Next's are transformers', because mlx-lm requires these fields; Qwen3.5's are mlx-lm's. transformers has heads of 256, 4 or
+/// 2 of them, and 1e4.
+const NEXT: AttentionDefaults =
+    AttentionDefaults { kv_heads: Some(2), head_dim: Some(256), theta: None, rotated_share: 0.25 };
+const DEFAULTS: AttentionDefaults =
+    AttentionDefaults { kv_heads: Some(8), head_dim: None, theta: Some(1e5), rotated_share: 0.25 };
+
+/// Which layers have full attention: every so many, or those that `layer_types` says. mlx-lm reads only the first field,
+/// transformers 5 writes only the second.
+fn attention_layers(fields: Fields<'_>, layers: usize) -> Result<Vec<bool>> {
+    if fields.get("full_attention_interval").is_none()
+        && let Some(full) = fields.layer_types(layers, ["full_attention", "linear_attention"])?
+    {
+        return Ok(full);
+    }
+    let interval = fields.size_or("full_attention_interval", 4)?;
+    Ok((0..layers).map(|i| (i + 1).is_multiple_of(interval)).collect())
+}
+
 pub(crate) fn load<B: Backend>(
     checkpoint: &Checkpoint,
     backend: &B,
@@ -42,12 +61,12 @@ pub(crate) fn load<B: Backend>(
     let fields = Fields(checkpoint.config().text());
     let next = family == "qwen3_next";
     let frame = DecoderConfig::read(fields)?;
-    let attention = AttentionConfig::read(fields, &frame, true, 0.25)?;
+    let attention = AttentionConfig::read(fields, &frame, true, if next { &NEXT } else { &DEFAULTS })?;
     let delta = GatedDeltaConfig::read(fields, &frame, next)?;
     let sparse = if next { SparseLayers::read(fields)? } else { SparseLayers::all() };
-    let moe = MoeConfig::read_qwen(fields, &frame, true, !next, sparse)?;
-    let interval = fields.size_or("full_attention_interval", 4)?;
-    let is_attention = |i: usize| (i + 1).is_multiple_of(interval);
+    let moe = MoeConfig::read_qwen(fields, &frame, true, (!next).then_some(0), !next, sparse)?;
+    let full_attention = attention_layers(fields, frame.layers)?;
+    let is_attention = |i: usize| full_attention[i];
 
     let prefix = if next { "" } else { "language_model." };
     let root = Loader::new(checkpoint, backend, prefix, log).with_norm_offset(norm_offset(checkpoint));
@@ -72,4 +91,45 @@ pub(crate) fn load<B: Backend>(
         vec![delta.describe(frame.layers - attention_layers), attention.describe(attention_layers)];
     parts.extend(moe.map(|moe| moe.describe(frame.layers)));
     Ok((Box::new(network.with_drafter(drafter)), frame.summary(family, parts)))
+}
+
+#[cfg(test)]
+mod tests {
+    use backend::{Pairing, RopeSpec};
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn absent_fields_have_the_familys_defaults() {
+        let config = json!({
+            "vocab_size": 8, "hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 16,
+            "linear_num_value_heads": 32, "linear_key_head_dim": 64,
+        });
+        let fields = Fields(&config);
+        let frame = DecoderConfig::read(fields).unwrap();
+        assert_eq!((frame.eps, frame.tied, frame.context), (1e-6, false, None));
+
+        let attention = AttentionConfig::read(fields, &frame, true, &DEFAULTS).unwrap();
+        assert_eq!((attention.kv_heads, attention.head_dim), (8, 64));
+        assert_eq!(attention.rope, RopeSpec::plain(16, 1e5, Pairing::Halves));
+        let error = AttentionConfig::read(fields, &frame, true, &NEXT).unwrap_err();
+        assert!(error.to_string().contains("rope_theta"), "{error}");
+
+        let shape = GatedDeltaConfig::read(fields, &frame, false).unwrap().shape;
+        assert_eq!((shape.key_heads, shape.value_dim, shape.kernel), (16, 128, 4));
+    }
+
+    #[test]
+    fn full_attention_is_counted_or_listed() {
+        let read = |config| attention_layers(Fields(&config), 5).unwrap();
+        assert_eq!(read(json!({})), [false, false, false, true, false]);
+        assert_eq!(read(json!({ "full_attention_interval": 2 })), [false, true, false, true, false]);
+        let kinds = ["full_attention", "linear_attention"].map(|kind| json!(kind));
+        let list: Vec<_> = (0..5).map(|i| kinds[i % 2].clone()).collect();
+        assert_eq!(read(json!({ "layer_types": list })), [true, false, true, false, true]);
+        for list in [json!(["full_attention"]), json!([1, 2, 3, 4, 5]), json!("full_attention")] {
+            assert!(attention_layers(Fields(&json!({ "layer_types": list })), 5).is_err());
+        }
+    }
 }

@@ -52,42 +52,38 @@ pub(super) struct Config {
 }
 
 fn layer_kinds(fields: Fields<'_>, layers: usize) -> Result<Vec<bool>> {
-    let Some(kinds) = fields.get("layer_types") else {
-        let pattern = fields.size_or("sliding_window_pattern", 5)?;
-        return Ok((0..layers).map(|i| !(i + 1).is_multiple_of(pattern)).collect());
-    };
-    let sliding = |kind: &serde_json::Value| match kind.as_str() {
-        Some("sliding_attention") => Some(true),
-        Some("full_attention") => Some(false),
-        _ => None,
-    };
-    let kinds: Option<Vec<bool>> = kinds.as_array().and_then(|list| list.iter().map(sliding).collect());
-    match kinds {
-        Some(kinds) if kinds.len() >= layers => Ok(kinds[..layers].to_vec()),
-        _ => Err(problem(
-            "layer_types",
-            format!("is not a list of {layers} times sliding_attention or full_attention"),
-        )),
+    if let Some(sliding) = fields.layer_types(layers, ["sliding_attention", "full_attention"])? {
+        return Ok(sliding);
     }
+    // The default is mlx-lm's. transformers has 6, and makes the last layer full.
+    let pattern = fields.size_or("sliding_window_pattern", 5)?;
+    Ok((0..layers).map(|i| !(i + 1).is_multiple_of(pattern)).collect())
 }
 
-fn read_attention(fields: Fields<'_>, global: bool) -> Result<AttentionConfig> {
+/// The fields of the first global layer in `per_layer_config`, which transformers 5.23 writes instead of `global_head_dim` and
+/// `num_global_key_value_heads`. The shapes of the weights show whether the other global layers are like it.
+fn global_fields<'a>(fields: Fields<'a>, sliding: &[bool]) -> Option<Fields<'a>> {
+    let first = sliding.iter().position(|sliding| !sliding)?;
+    let layers = fields.get("per_layer_config")?.as_object()?;
+    layers.iter().find(|(layer, _)| layer.parse() == Ok(first)).map(|(_, own)| Fields(own))
+}
+
+fn read_attention(fields: Fields<'_>, sliding: &[bool], global: bool) -> Result<AttentionConfig> {
     let heads = fields.size_or("num_attention_heads", 8)?;
     let keys_are_values = global && fields.flag("attention_k_eq_v", false)?;
     let mut kv_heads = fields.size_or("num_key_value_heads", 1)?;
+    let mut head_dim = fields.size_or("head_dim", 256)?;
     if keys_are_values {
         kv_heads = fields.size_or("num_global_key_value_heads", kv_heads)?;
     }
-    divisible("num_attention_heads", heads, "the number of key-value heads", kv_heads)?;
-    let mut head_dim = fields.size_or("head_dim", 256)?;
-    if global {
-        head_dim = match fields.count("global_head_dim")? {
-            Some(0) => head_dim,
-            Some(wide) => wide,
-            None if fields.get("global_head_dim").is_none() => 512,
-            None => head_dim,
-        };
+    if let Some(own) = global_fields(fields, sliding).filter(|_| global) {
+        kv_heads = own.size_or("num_key_value_heads", kv_heads)?;
+        head_dim = own.size_or("head_dim", head_dim)?;
+    } else if global {
+        let wide = fields.or_default("global_head_dim", fields.count("global_head_dim")?, 512);
+        head_dim = wide.filter(|wide| *wide > 0).unwrap_or(head_dim);
     }
+    divisible("num_attention_heads", heads, "the number of key-value heads", kv_heads)?;
     let kind = if global { "full_attention" } else { "sliding_attention" };
     let parameters = fields.object("rope_parameters").and_then(|all| all.object(kind));
     let rope = match parameters {
@@ -138,25 +134,29 @@ impl Config {
             Some(_) => root.size("vocab_size")?,
             None => fields.size_or("vocab_size", 262_144)?,
         };
-        let per_layer = match fields.count("hidden_size_per_layer_input")?.unwrap_or(256) {
-            0 => None,
-            width => Some((width, fields.size_or("vocab_size_per_layer_input", 262_144)?)),
+        let width = fields.count("hidden_size_per_layer_input")?;
+        let per_layer = match fields.or_default("hidden_size_per_layer_input", width, 256) {
+            None | Some(0) => None,
+            Some(width) => Some((width, fields.size_or("vocab_size_per_layer_input", 262_144)?)),
         };
+        // The default is mlx-lm's; transformers would cap nothing.
+        let soft_cap = fields.positive("final_logit_softcapping")?;
+        let soft_cap = fields.or_default("final_logit_softcapping", soft_cap, 30.0);
         Ok(Self {
             vocabulary,
             hidden: fields.size("hidden_size")?,
             eps: fields.positive("rms_norm_eps")?.unwrap_or(1e-6) as f32,
             tied: fields.flag("tie_word_embeddings", true)?,
             context: fields.count("max_position_embeddings")?,
+            local: read_attention(fields, &sliding, false)?,
+            global: read_attention(fields, &sliding, true)?,
             sliding,
-            local: read_attention(fields, false)?,
-            global: read_attention(fields, true)?,
             first_shared,
             width: fields.size("intermediate_size")?,
             shared_double: fields.flag("use_double_wide_mlp", true)?,
             moe,
             per_layer,
-            soft_cap: fields.positive("final_logit_softcapping")?.map(|cap| cap as f32),
+            soft_cap: soft_cap.map(|cap| cap as f32),
         })
     }
 
@@ -216,5 +216,54 @@ impl Config {
             parts.push(("layer inputs".into(), format!("{width} values of every token for each layer")));
         }
         parts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// The config of 25 layers that names nothing optional, with `changes`.
+    fn read(changes: Value) -> Config {
+        let mut config = json!({ "num_hidden_layers": 25, "hidden_size": 64, "intermediate_size": 96 });
+        config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        Config::read(Fields(&config), Fields(&config)).unwrap()
+    }
+
+    #[test]
+    fn absent_fields_have_mlx_lms_defaults() {
+        let config = read(json!({}));
+        assert_eq!((config.vocabulary, config.eps, config.tied), (262_144, 1e-6, true));
+        assert_eq!((config.soft_cap, config.per_layer), (Some(30.0), Some((256, 262_144))));
+        assert_eq!((config.first_shared, config.shared_double), (5, true));
+        assert_eq!(config.sliding[..6], [true, true, true, true, false, true]);
+        assert!(config.moe.is_none());
+
+        let Config { local, global, .. } = config;
+        assert_eq!((local.heads, local.kv_heads, local.head_dim, local.window), (8, 1, 256, Some(512)));
+        assert_eq!((global.heads, global.kv_heads, global.head_dim, global.window), (8, 1, 512, None));
+        assert!(!global.keys_are_values);
+        assert_eq!(local.rope, RopeSpec::plain(256, 1e4, Pairing::Halves));
+        assert_eq!(global.rope, RopeSpec::proportional(512, 128, 1e6, Pairing::Halves, 1.0));
+    }
+
+    #[test]
+    fn a_global_layer_of_transformers_5_names_its_own_fields() {
+        let layers = json!({ "4": { "head_dim": 128, "num_key_value_heads": 2 }, "09": { "head_dim": 128 } });
+        let Config { local, global, .. } = read(json!({ "per_layer_config": layers }));
+        assert_eq!((local.head_dim, local.kv_heads), (256, 1));
+        assert_eq!((global.head_dim, global.kv_heads), (128, 2));
+    }
+
+    #[test]
+    fn null_is_none_and_not_the_default() {
+        let config = read(json!({
+            "final_logit_softcapping": null, "global_head_dim": null, "hidden_size_per_layer_input": null,
+            "use_double_wide_mlp": null,
+        }));
+        assert_eq!((config.soft_cap, config.global.head_dim, config.per_layer), (None, 256, None));
+        assert!(!config.shared_double);
     }
 }

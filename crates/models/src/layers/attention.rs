@@ -24,23 +24,43 @@ pub(crate) struct AttentionConfig {
     pub rope: RopeSpec,
 }
 
+/// What a family takes where its config does not name a field.
+pub(crate) struct AttentionDefaults {
+    /// `None`: as many as query heads.
+    pub kv_heads: Option<usize>,
+    /// `None`: the hidden width divided among the heads.
+    pub head_dim: Option<usize>,
+    /// `None`: the config must name it.
+    pub theta: Option<f64>,
+    /// Share of a head's channels that is rotated.
+    pub rotated_share: f64,
+}
+
 impl AttentionConfig {
     /// Heads and rotary positions. `rope_theta` and the rotated share stand at the top or inside `rope_parameters`.
-    pub fn read(fields: Fields<'_>, frame: &DecoderConfig, gated: bool, rotated_share: f64) -> Result<Self> {
+    pub fn read(
+        fields: Fields<'_>,
+        frame: &DecoderConfig,
+        gated: bool,
+        defaults: &AttentionDefaults,
+    ) -> Result<Self> {
         let heads = fields.size("num_attention_heads")?;
-        let kv_heads = fields.size_or("num_key_value_heads", heads)?;
+        let kv_heads = fields.size_or("num_key_value_heads", defaults.kv_heads.unwrap_or(heads))?;
         divisible("num_attention_heads", heads, "num_key_value_heads", kv_heads)?;
-        let head_dim = match fields.get("head_dim") {
-            Some(_) => fields.size("head_dim")?,
-            None => divisible("hidden_size", frame.hidden, "num_attention_heads", heads)?,
+        let head_dim = match (fields.get("head_dim"), defaults.head_dim) {
+            (Some(_), _) => fields.size("head_dim")?,
+            (None, Some(head_dim)) => head_dim,
+            (None, None) => divisible("hidden_size", frame.hidden, "num_attention_heads", heads)?,
         };
         let parameters = fields.object("rope_parameters");
         let either = |field| match parameters.map_or(Ok(None), |p| p.positive(field))? {
             None => fields.positive(field),
             found => Ok(found),
         };
-        let theta = either("rope_theta")?.ok_or_else(|| problem("rope_theta", "is missing"))?;
-        let rotated = (head_dim as f64 * either("partial_rotary_factor")?.unwrap_or(rotated_share)) as usize;
+        let theta = either("rope_theta")?.or(defaults.theta);
+        let theta = theta.ok_or_else(|| problem("rope_theta", "is missing"))?;
+        let share = either("partial_rotary_factor")?.unwrap_or(defaults.rotated_share);
+        let rotated = (head_dim as f64 * share) as usize;
         if rotated > head_dim {
             return Err(problem("partial_rotary_factor", "is above 1"));
         }

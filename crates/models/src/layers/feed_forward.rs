@@ -102,16 +102,21 @@ impl SparseLayers {
 }
 
 impl MoeConfig {
-    /// The experts a Qwen config declares, if any: `shared` when each layer has a shared one; `renormalise` is the
-    /// family's default.
+    /// The experts a Qwen config declares, if any: `shared` when each layer has a shared one; `number` and `renormalise` are
+    /// the family's defaults. transformers 5 writes `num_local_experts` for Qwen3-MoE.
     pub fn read_qwen(
         fields: Fields<'_>,
         frame: &DecoderConfig,
         shared: bool,
+        number: Option<usize>,
         renormalise: bool,
         layers: SparseLayers,
     ) -> Result<Option<Self>> {
-        let experts = fields.count("num_experts")?.unwrap_or(0);
+        let experts = match fields.count("num_experts")? {
+            None => fields.count("num_local_experts")?,
+            experts => experts,
+        };
+        let experts = experts.or(number).ok_or_else(|| problem("num_experts", "is missing"))?;
         if experts == 0 {
             return Ok(None);
         }
@@ -235,6 +240,50 @@ impl<B: Backend> FeedForward<B> {
         match self {
             FeedForward::Dense(mlp) => mlp.forward_add(b, h, norm),
             FeedForward::Sparse(moe) => Ok(b.moe(&h, norm, moe, true)?),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn read(config: &Value, number: Option<usize>, renormalise: bool) -> Result<Option<MoeConfig>> {
+        let fields = Fields(config);
+        let layers = SparseLayers::read(fields)?;
+        MoeConfig::read_qwen(fields, &DecoderConfig::read(fields)?, false, number, renormalise, layers)
+    }
+
+    fn config(field: &str) -> Value {
+        let mut config = json!({
+            "vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 2, "moe_intermediate_size": 4,
+            "num_experts_per_tok": 2,
+        });
+        config[field] = json!(6);
+        config
+    }
+
+    #[test]
+    fn experts_are_counted_under_both_names() {
+        for name in ["num_experts", "num_local_experts"] {
+            assert_eq!(read(&config(name), None, false).unwrap().unwrap().experts, 6);
+        }
+    }
+
+    #[test]
+    fn absent_fields_have_mlx_lms_defaults() {
+        assert!(read(&config("other"), Some(0), true).unwrap().is_none());
+        let error = read(&config("other"), None, true).unwrap_err();
+        assert!(error.to_string().contains("num_experts"), "{error}");
+
+        let named = config("num_experts");
+        for default in [false, true] {
+            let moe = read(&named, None, default).unwrap().unwrap();
+            assert!((0..2).all(|layer| moe.covers(layer)));
+            let Routing::Softmax { top_k: 2, renormalise } = moe.routing else { panic!("{:?}", moe.routing) };
+            assert_eq!(renormalise, default);
         }
     }
 }

@@ -21,11 +21,11 @@ pub(crate) struct GatedDeltaConfig {
 impl GatedDeltaConfig {
     pub fn read(fields: Fields<'_>, frame: &DecoderConfig, fused: bool) -> Result<Self> {
         let shape = GdnShape {
-            key_heads: fields.size("linear_num_key_heads")?,
+            key_heads: fields.size_or("linear_num_key_heads", 16)?,
             value_heads: fields.size("linear_num_value_heads")?,
             key_dim: fields.size("linear_key_head_dim")?,
-            value_dim: fields.size("linear_value_head_dim")?,
-            kernel: fields.size("linear_conv_kernel_dim")?,
+            value_dim: fields.size_or("linear_value_head_dim", 128)?,
+            kernel: fields.size_or("linear_conv_kernel_dim", 4)?,
         };
         divisible("linear_num_value_heads", shape.value_heads, "linear_num_key_heads", shape.key_heads)?;
         Ok(Self { hidden: frame.hidden, shape, fused, eps: frame.eps })

@@ -35,7 +35,8 @@ pub(crate) struct LatentConfig {
 
 impl LatentConfig {
     pub fn read(fields: Fields<'_>, frame: &DecoderConfig) -> Result<Self> {
-        let (nope, pe) = (fields.size("qk_nope_head_dim")?, fields.size("qk_rope_head_dim")?);
+        let (nope, pe) = (fields.size_or("qk_nope_head_dim", 128)?, fields.size_or("qk_rope_head_dim", 64)?);
+        let q_rank = fields.get("q_lora_rank").map(|_| fields.size("q_lora_rank")).transpose()?;
         let parameters = fields.object("rope_parameters");
         let scaling = fields.object("rope_scaling").or(parameters);
         let theta = match parameters.map_or(Ok(None), |p| p.positive("rope_theta"))? {
@@ -51,11 +52,11 @@ impl LatentConfig {
         Ok(Self {
             hidden: frame.hidden,
             heads: fields.size("num_attention_heads")?,
-            q_rank: fields.get("q_lora_rank").map(|_| fields.size("q_lora_rank")).transpose()?,
-            rank: fields.size("kv_lora_rank")?,
+            q_rank: fields.or_default("q_lora_rank", q_rank, 1536),
+            rank: fields.size_or("kv_lora_rank", 512)?,
             nope,
             pe,
-            value_dim: fields.size("v_head_dim")?,
+            value_dim: fields.size_or("v_head_dim", 128)?,
             rope: rope(pe, theta, Pairing::Interleaved, scaling)?,
             scale: scale as f32,
         })
