@@ -137,31 +137,62 @@ impl Limits {
     }
 }
 
-/// A model with its sequences' settings.
-pub struct Engine<B: Backend> {
-    model: Model<B>,
-    cache: CacheFloat,
+/// What sequences keep, and how long they can be.
+#[derive(Clone, Debug)]
+pub struct Caches {
+    shapes: Vec<LayerShape>,
     chunk: usize,
     context: usize,
     /// Bytes that the states of all sequences may take together.
     memory: u64,
-    /// What each layer keeps of a sequence, that of a drafting head included.
-    shapes: Vec<LayerShape>,
 }
 
-/// Bytes that a sequence of `tokens` keeps when it runs in steps of at most `chunk`.
-fn state_bytes(shapes: &[LayerShape], tokens: usize, chunk: usize) -> u64 {
-    shapes.iter().map(|shape| shape.bytes(tokens, chunk)).sum()
-}
-
-/// The longest sequence whose caches fit.
-fn longest(shapes: &[LayerShape], chunk: usize, memory: u64, at_most: usize) -> usize {
-    let (mut fits, mut above) = (0, at_most + 1);
-    while above - fits > 1 {
-        let middle = fits + (above - fits) / 2;
-        if state_bytes(shapes, middle, chunk) <= memory { fits = middle } else { above = middle }
+impl Caches {
+    /// Checks that the context's caches fit in so many bytes: a context that was asked for must fit whole; otherwise `own`, the
+    /// model's, is shortened to what does. `shapes` is what each layer keeps, that of a drafting head included.
+    pub fn new(
+        shapes: Vec<LayerShape>,
+        own: Option<usize>,
+        options: &EngineOptions,
+        memory: u64,
+    ) -> Result<Self, Error> {
+        let wanted = options.context.or(own).unwrap_or(DEFAULT_CONTEXT).max(1);
+        let mut caches = Self { shapes, chunk: options.chunk.max(1), context: wanted, memory };
+        let fits = caches.longest(wanted);
+        if fits == 0 || (options.context.is_some() && fits < wanted) {
+            let needed = caches.bytes(wanted);
+            return Err(Error::ContextTooLarge { context: wanted, needed, available: memory, fits });
+        }
+        caches.context = fits;
+        Ok(caches)
     }
-    fits
+
+    /// Longest sequence.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// Bytes that a sequence of so many tokens keeps.
+    pub fn bytes(&self, tokens: usize) -> u64 {
+        self.shapes.iter().map(|shape| shape.bytes(tokens, self.chunk)).sum()
+    }
+
+    /// The longest sequence whose caches fit.
+    fn longest(&self, at_most: usize) -> usize {
+        let (mut fits, mut above) = (0, at_most + 1);
+        while above - fits > 1 {
+            let middle = fits + (above - fits) / 2;
+            if self.bytes(middle) <= self.memory { fits = middle } else { above = middle }
+        }
+        fits
+    }
+}
+
+/// A model with its sequences' settings.
+pub struct Engine<B: Backend> {
+    model: Model<B>,
+    cache: CacheFloat,
+    caches: Caches,
 }
 
 impl<B: Backend> Engine<B> {
@@ -170,15 +201,9 @@ impl<B: Backend> Engine<B> {
     pub fn new(model: Model<B>, options: &EngineOptions) -> Result<Self, Error> {
         let mut shapes = model.layer_shapes(options.cache);
         shapes.extend(model.draft_shape(options.cache));
-        let wanted = options.context.or(model.summary().context).unwrap_or(DEFAULT_CONTEXT).max(1);
-        let available = options.cache_memory.or_else(|| model.backend().free_memory()).unwrap_or(u64::MAX);
-        let chunk = options.chunk.max(1);
-        let fits = longest(&shapes, chunk, available, wanted);
-        if fits == 0 || (options.context.is_some() && fits < wanted) {
-            let needed = state_bytes(&shapes, wanted, chunk);
-            return Err(Error::ContextTooLarge { context: wanted, needed, available, fits });
-        }
-        Ok(Self { model, cache: options.cache, chunk, context: fits, memory: available, shapes })
+        let memory = options.cache_memory.or_else(|| model.backend().free_memory()).unwrap_or(u64::MAX);
+        let caches = Caches::new(shapes, model.summary().context, options, memory)?;
+        Ok(Self { model, cache: options.cache, caches })
     }
 
     /// The model.
@@ -188,7 +213,7 @@ impl<B: Backend> Engine<B> {
 
     /// Longest sequence.
     pub fn context(&self) -> usize {
-        self.context
+        self.caches.context
     }
 
     /// How caches store their values.
@@ -198,7 +223,7 @@ impl<B: Backend> Engine<B> {
 
     /// Bytes that a sequence of so many tokens keeps.
     pub fn state_bytes(&self, tokens: usize) -> u64 {
-        state_bytes(&self.shapes, tokens, self.chunk)
+        self.caches.bytes(tokens)
     }
 
     /// What a sequence keeps that has seen nothing.
@@ -212,17 +237,17 @@ impl<B: Backend> Engine<B> {
     }
 
     pub(crate) fn limits(&self) -> Limits {
-        Limits { context: self.context, vocabulary: self.model.summary().vocabulary }
+        Limits { context: self.caches.context, vocabulary: self.model.summary().vocabulary }
     }
 
     /// Tokens of a prompt per step.
     pub(crate) fn chunk(&self) -> usize {
-        self.chunk
+        self.caches.chunk
     }
 
     /// Bytes that the states of all sequences may take together.
     pub(crate) fn memory(&self) -> u64 {
-        self.memory
+        self.caches.memory
     }
 
     /// Runs some tokens; the sequence then holds the logits of the last one, if any were wanted.
@@ -314,7 +339,7 @@ impl<B: Backend> Engine<B> {
             if watch(done) == Flow::Stop {
                 return Ok(reused);
             }
-            let mut end = prompt.len().min(done + self.chunk);
+            let mut end = prompt.len().min(done + self.caches.chunk);
             if (done + 1..end).contains(&stable) {
                 end = stable;
             }
@@ -334,7 +359,7 @@ impl<B: Backend> Engine<B> {
         self.limits().check(ids)?;
         let mut sequence = self.sequence()?;
         let mut rows = Vec::new();
-        for chunk in ids.chunks(self.chunk) {
+        for chunk in ids.chunks(self.caches.chunk) {
             self.step(&mut sequence, chunk, Logits::All)?;
             if let Some(logits) = &sequence.logits {
                 rows.extend(self.model.backend().read(logits)?);
@@ -374,7 +399,7 @@ impl<B: Backend> Engine<B> {
             if generated.ids.len() == task.max_tokens.unwrap_or(usize::MAX) {
                 break Finish::Length;
             }
-            let full = sequence.tokens.len() == self.context;
+            let full = sequence.tokens.len() == self.caches.context;
             let last = full || Some(generated.ids.len() + 1) == task.max_tokens;
             let ahead = !last && self.model.records_ahead();
             let id = match ahead {

@@ -20,7 +20,7 @@ mod tokenizer;
 pub use constraint::{Constraint, Grammar, Grammars};
 pub use dialect::{Dialect, Piece, Reader, ToolChoice};
 pub use engine::{
-    DEFAULT_CHUNK, DEFAULT_CONTEXT, Engine, EngineOptions, Event, Finish, Flow, Generated, Task,
+    Caches, DEFAULT_CHUNK, DEFAULT_CONTEXT, Engine, EngineOptions, Event, Finish, Flow, Generated, Task,
 };
 pub use error::{Error, bytes};
 pub use sampling::{Sampled, Sampler, SamplingParams, top_logprobs};

@@ -8,9 +8,14 @@ use crate::{Error, Result};
 /// Widths and counts beyond this are a broken file; below it, products of two of them cannot overflow.
 const LARGEST: u64 = 1 << 28;
 
+/// More layers than this are a broken file too.
+const MOST_LAYERS: usize = 4096;
+/// As are more rotated channels of a head.
+const MOST_ROTATED: usize = 8192;
+
 /// The fields of one object of the config.
 #[derive(Clone, Copy)]
-pub(crate) struct Fields<'a>(pub &'a Value);
+pub struct Fields<'a>(pub(crate) &'a Value);
 
 pub(crate) fn problem(field: &str, problem: impl Into<String>) -> Error {
     Error::Config { field: field.into(), problem: problem.into() }
@@ -58,6 +63,15 @@ impl<'a> Fields<'a> {
     /// The same with a default.
     pub fn size_or(&self, field: &str, default: usize) -> Result<usize> {
         if self.get(field).is_some() { self.size(field) } else { Ok(default) }
+    }
+
+    /// `num_hidden_layers`.
+    pub fn layers(&self) -> Result<usize> {
+        const FIELD: &str = "num_hidden_layers";
+        match self.size(FIELD)? {
+            n if n > MOST_LAYERS => Err(problem(FIELD, format!("is {n}, expected at most {MOST_LAYERS}"))),
+            n => Ok(n),
+        }
     }
 
     /// A finite number.
@@ -147,6 +161,9 @@ pub(crate) fn rope(
     if dim < 2 || !dim.is_multiple_of(2) {
         let problem_text = format!("leaves {dim} rotated channels, expected an even number above 0");
         return Err(problem("partial_rotary_factor", problem_text));
+    }
+    if dim > MOST_ROTATED {
+        return Err(problem("head_dim", format!("rotates {dim} channels, expected at most {MOST_ROTATED}")));
     }
     let Some(scaling) = scaling else { return Ok(RopeSpec::plain(dim, theta, pairing)) };
     if let Some(yarn) = yarn(scaling)? {

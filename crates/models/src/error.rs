@@ -19,6 +19,14 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
+    /// A layer that asks for a weight which the list of its family's weights lacks, or the other way round.
+    #[error(
+        "{path} is in the list of the model's weights or in its layers, and not in both: this is a fault of Pleiad"
+    )]
+    NotListed {
+        /// Of the weight.
+        path: String,
+    },
     /// The checkpoint itself.
     #[error(transparent)]
     Checkpoint(#[from] checkpoint::Error),

@@ -1,25 +1,39 @@
 //! Model families.
 //!
-//! [`Model::load`] reads a checkpoint's `model_type`, builds that family's network on a backend and checks every weight
-//! against the shape the config declares. A family is a file that reads its config, names its weights and says in
-//! its `forward` what happens to a batch of tokens, in calls of [`backend::Backend`]; `layers` holds what families share.
+//! A [`Family`] is a table: the names it answers to, a reader of `config.json`, how its weights are
+//! quantised, shapes of real models. What it reads is a [`Spec`], plain data from which follow the
+//! names and shapes of all weights, what a sequence keeps, and what there is to say of a model. An
+//! [`Outline`] is that together with a checkpoint's tensors, still without a backend. [`Model`]
+//! brings it to one: `layers` say what happens to a batch of tokens, in calls of
+//! [`backend::Backend`].
 
 mod config;
-mod deepseek_v3;
 mod error;
+mod families;
+mod family;
 mod gemma4;
 mod layers;
 mod loader;
 mod model;
-mod qwen3;
-mod qwen3_5;
+mod outline;
+mod spec;
 mod state;
+mod stored;
 mod traffic;
+mod weights;
 mod words;
 
+pub use config::Fields;
 pub use error::{Error, Result};
-pub use loader::Loaded;
-pub use model::{Ahead, Drafted, FAMILIES, Logits, Model, Request, Stepped, Summary, Weights, weights};
+pub use family::{FAMILIES, Family, Preset, Quantise};
+pub use model::{Ahead, Drafted, Logits, Model, Request, Stepped};
+pub use outline::{ListedWeight, Outline, Summary};
+pub use spec::{
+    AttentionSpec, Beside, DrafterNames, DrafterSpec, FeedForward, GatedDeltaSpec, LatentSpec, LayerInputs,
+    LayerSpec, Mixer, MlpSpec, MoeNames, MoeSpec, Norms, RoutingSpec, SharedSpec, Spec,
+};
 pub use state::{LayerImage, LayerShape, LayerState, RecurrentSnapshot, State, StateImage};
+pub use stored::Stored;
 pub use traffic::{Sizes, Traffic};
+pub use weights::{FusedRows, Kind, Part, Role, WeightSpec};
 pub use words::counted;

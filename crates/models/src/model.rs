@@ -1,45 +1,18 @@
 //! A loaded model.
 
-use std::cell::RefCell;
-
 use backend::{Backend, Batch, CacheFloat, Span};
 use checkpoint::Checkpoint;
 
-use crate::layers::Drafts;
-use crate::loader::Loaded;
+use crate::gemma4::Gemma;
+use crate::layers::{Decoder, Drafts};
+use crate::loader::{Loader, untaken};
+use crate::outline::{Outline, Summary};
+use crate::spec::Spec;
 use crate::state::{LayerShape, State, StateImage};
 use crate::traffic::{Sizes, Traffic};
-use crate::{Error, Result, deepseek_v3, gemma4, qwen3, qwen3_5};
+use crate::{Error, Result};
 
-/// The values of `model_type` that [`Model::load`] takes.
-pub const FAMILIES: &[&str] =
-    &["qwen3_5_moe", "qwen3_5", "qwen3_next", "qwen3_moe", "qwen3", "deepseek_v3", "gemma4", "gemma4_text"];
-
-/// What a family builds from a checkpoint.
-pub(crate) type Built<B> = (Box<dyn Network<B>>, Summary);
-
-/// Where weights are noted down as they are loaded.
-pub(crate) type Log<'a> = &'a Notes;
-
-/// What a family is asked to load, and what it has loaded.
-#[derive(Default)]
-pub(crate) struct Notes {
-    /// Whether a drafting head is wanted.
-    pub drafting: bool,
-    pub model: RefCell<Vec<(String, Loaded)>>,
-    /// Weights of the drafting head.
-    pub drafter: RefCell<Vec<(String, Loaded)>>,
-}
-
-/// Weights under mlx-lm's names.
-pub struct Weights {
-    /// The model's own.
-    pub model: Vec<(String, Loaded)>,
-    /// Those of the head that guesses, which mlx-lm drops: under the names of the original, in mlx-lm's layouts.
-    pub drafter: Vec<(String, Loaded)>,
-}
-
-/// What a family has to say for itself.
+/// A frame: what happens between tokens and logits.
 pub(crate) trait Network<B: Backend>: Send {
     /// Hidden states of a batch before the final norm; one state per span.
     fn forward(&self, b: &B, batch: &Batch<B>, states: &mut [&mut State<B>]) -> Result<B::Tensor>;
@@ -47,33 +20,10 @@ pub(crate) trait Network<B: Backend>: Send {
     /// Logits of hidden states: the final norm and the head.
     fn logits(&self, b: &B, hidden: &B::Tensor) -> Result<B::Tensor>;
 
-    /// What each layer keeps of a sequence.
-    fn layer_shapes(&self, float: CacheFloat) -> Vec<LayerShape>;
-
-    /// Whether every id below the vocabulary can be embedded.
-    fn embeds_all(&self) -> bool {
-        true
-    }
-
     /// The head that guesses, where there is one.
     fn drafts(&self) -> Option<Drafts<'_, B>> {
         None
     }
-}
-
-/// What people and the engine want to know of a model.
-#[derive(Clone, Debug)]
-pub struct Summary {
-    /// `model_type` of the config.
-    pub family: String,
-    /// Entries of the vocabulary: width of the logits.
-    pub vocabulary: usize,
-    /// Width of the hidden states.
-    pub hidden: usize,
-    /// Longest sequence the model was made for, when the config says so.
-    pub context: Option<usize>,
-    /// One line per kind of layer and part, for people.
-    pub parts: Vec<(String, String)>,
 }
 
 /// Which logits a request wants.
@@ -136,30 +86,11 @@ pub struct Drafted<B: Backend> {
     pub hidden: B::Tensor,
 }
 
-fn build<B: Backend>(checkpoint: &Checkpoint, backend: &B, drafting: bool) -> Result<(Built<B>, Weights)> {
-    let family = checkpoint.config().model_type()?;
-    let load = match family {
-        "qwen3_5_moe" | "qwen3_5" | "qwen3_next" => qwen3_5::load,
-        "qwen3_moe" | "qwen3" => qwen3::load,
-        "deepseek_v3" => deepseek_v3::load,
-        "gemma4" | "gemma4_text" => gemma4::load,
-        other => return Err(Error::UnknownFamily { found: other.into(), known: FAMILIES.join(", ") }),
-    };
-    let notes = Notes { drafting, ..Notes::default() };
-    let built = load(checkpoint, backend, family, &notes)?;
-    Ok((built, Weights { model: notes.model.into_inner(), drafter: notes.drafter.into_inner() }))
-}
-
-/// Every weight of a checkpoint under mlx-lm's own name and in its layout, whatever the checkpoint's: what a conversion
-/// writes. `backend` only has to take the weights over, which costs nothing on the CPU.
-pub fn weights<B: Backend>(checkpoint: &Checkpoint, backend: &B) -> Result<Weights> {
-    Ok(build(checkpoint, backend, true)?.1)
-}
-
 /// A model on a backend.
 pub struct Model<B: Backend> {
     backend: B,
     network: Box<dyn Network<B>>,
+    spec: Spec,
     summary: Summary,
     traffic: Traffic,
     sizes: Sizes,
@@ -169,19 +100,31 @@ pub struct Model<B: Backend> {
 impl<B: Backend> Model<B> {
     /// Builds the network that the checkpoint's config declares, without a drafting head.
     pub fn load(checkpoint: &Checkpoint, backend: B) -> Result<Self> {
-        Self::load_parts(checkpoint, backend, false)
+        Self::new(Outline::open(checkpoint, false)?, backend)
     }
 
     /// The same with the drafting head, if the checkpoint has one.
     pub fn load_drafting(checkpoint: &Checkpoint, backend: B) -> Result<Self> {
-        Self::load_parts(checkpoint, backend, true)
+        Self::new(Outline::open(checkpoint, true)?, backend)
     }
 
-    fn load_parts(checkpoint: &Checkpoint, backend: B, drafting: bool) -> Result<Self> {
-        let ((network, summary), weights) = build(checkpoint, &backend, drafting)?;
-        let traffic = Traffic::of(&weights.model);
-        let sizes = Sizes::of(weights.model.iter().chain(&weights.drafter));
-        Ok(Self { backend, network, summary, traffic, sizes, identity: checkpoint.identity() })
+    /// Brings a model's weights to a backend.
+    pub fn new(outline: Outline, backend: B) -> Result<Self> {
+        let (summary, traffic, sizes) = (outline.summary(), outline.traffic(), outline.sizes());
+        let (spec, prefix) = (outline.spec().clone(), outline.family().prefix);
+        let identity = outline.identity().to_owned();
+        let weights = untaken(outline.into_weights());
+        let root = Loader::new(&weights, &backend, prefix);
+        let sandwich = spec.layers.iter().any(|layer| layer.norms.after_mixer.is_some());
+        let network: Box<dyn Network<B>> = if sandwich {
+            Box::new(Gemma::load(&root, &spec)?)
+        } else {
+            Box::new(Decoder::load(&root, &spec)?)
+        };
+        match weights.into_inner().into_keys().next() {
+            Some(path) => Err(Error::NotListed { path }),
+            None => Ok(Self { backend, network, spec, summary, traffic, sizes, identity }),
+        }
     }
 
     /// The machine it runs on.
@@ -211,12 +154,12 @@ impl<B: Backend> Model<B> {
 
     /// What each layer keeps of a sequence.
     pub fn layer_shapes(&self, float: CacheFloat) -> Vec<LayerShape> {
-        self.network.layer_shapes(float)
+        self.spec.layer_shapes(float)
     }
 
     /// What the drafting head keeps of a sequence, where there is one.
     pub fn draft_shape(&self, float: CacheFloat) -> Option<LayerShape> {
-        Some(self.network.drafts()?.shape(float))
+        self.spec.draft_shape(float)
     }
 
     /// The drafting head's state of a sequence of which it has seen nothing.
@@ -250,7 +193,7 @@ impl<B: Backend> Model<B> {
 
     /// Whether [`step_ahead`](Self::step_ahead) works.
     pub fn records_ahead(&self) -> bool {
-        self.backend.records_ahead() && self.network.embeds_all()
+        self.backend.records_ahead() && self.spec.embeds_all()
     }
 
     /// Records the step of the next token, whichever it will be, while the device computes the one before. The state counts it from

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use checkpoint::Weight;
-
-use crate::loader::Loaded;
+use crate::outline::ListedWeight;
+use crate::stored::Stored;
+use crate::weights::{Kind, Part, Role};
 
 /// Bytes of weights that one token reads, as stored: every matrix once, of a layer's experts those it passes through, of
 /// an embedding table its row. With the speed of the memory this bounds how fast tokens can come one by one.
@@ -26,24 +26,24 @@ impl Traffic {
         self.attention + self.experts + self.dense + self.head
     }
 
-    /// Adds up all weights of a model, under mlx-lm's names.
-    pub(crate) fn of(weights: &[(String, Loaded)]) -> Self {
+    /// Adds up all weights of a model. A drafting head is something beside it.
+    pub(crate) fn of(weights: &[ListedWeight]) -> Self {
         // A table that is the head too is read whole; one that is not, or that belongs to the layers, by the row.
-        let has_head = weights.iter().any(|(path, _)| leaf(path) == "lm_head");
+        let has_head = weights.iter().any(|weight| weight.spec.role == Role::Head);
         let mut traffic = Self::default();
-        for (path, loaded) in weights {
-            let part = match (loaded, leaf(path)) {
-                (Loaded::Stack { .. }, _) => &mut traffic.experts,
-                (_, "lm_head" | "embed_tokens") => &mut traffic.head,
-                _ if in_attention(path) => &mut traffic.attention,
-                _ => &mut traffic.dense,
+        for ListedWeight { spec, stored } in weights {
+            let part = match spec.part {
+                Part::Attention => &mut traffic.attention,
+                Part::Experts => &mut traffic.experts,
+                Part::Dense => &mut traffic.dense,
+                Part::Head => &mut traffic.head,
+                Part::Drafter => continue,
             };
-            *part += match (loaded, leaf(path)) {
-                (Loaded::Matrix(table), "embed_tokens_per_layer") => share(table, 1, table.rows),
-                (Loaded::Matrix(table), "embed_tokens") if has_head => share(table, 1, table.rows),
-                (Loaded::Matrix(weight) | Loaded::Heads { weight, .. }, _) => share(weight, 1, 1),
-                (Loaded::Stack { weight, per_token }, _) => share(weight, *per_token, weight.count),
-                (Loaded::Values { values, .. }, _) => 4 * values.len() as u64,
+            let by_row = matches!(spec.role, Role::Embedding { .. }) && (has_head || spec.part != Part::Head);
+            *part += match spec.kind {
+                Kind::Matrix { rows, .. } if by_row => share(stored, 1, rows),
+                Kind::Experts { shape: [count, ..], per_token, .. } => share(stored, per_token, count),
+                _ => stored.bytes(),
             };
         }
         traffic
@@ -62,70 +62,74 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Adds up all weights of a model, under mlx-lm's names.
-    pub(crate) fn of<'a>(weights: impl IntoIterator<Item = &'a (String, Loaded)>) -> Self {
+    /// Adds up all weights, those of a drafting head too.
+    pub(crate) fn of(weights: &[ListedWeight]) -> Self {
         let mut sizes = Self::default();
         // Of each of the matrices that an expert has, the largest.
         let mut parts = BTreeMap::<&str, u64>::new();
-        for (path, loaded) in weights {
-            match loaded {
-                Loaded::Stack { weight, .. } => {
-                    sizes.experts += share(weight, 1, 1);
-                    let part = parts.entry(leaf(path)).or_default();
-                    *part = share(weight, 1, weight.count).max(*part);
+        for ListedWeight { spec, stored } in weights {
+            match spec.kind {
+                Kind::Experts { shape: [count, ..], .. } => {
+                    sizes.experts += stored.bytes();
+                    let part = parts.entry(spec.leaf()).or_default();
+                    *part = share(stored, 1, count).max(*part);
                 }
-                Loaded::Matrix(weight) | Loaded::Heads { weight, .. } => sizes.others += share(weight, 1, 1),
-                Loaded::Values { values, .. } => sizes.others += 4 * values.len() as u64,
+                _ => sizes.others += stored.bytes(),
             }
         }
         Self { expert: parts.values().sum(), ..sizes }
     }
 }
 
-fn leaf(path: &str) -> &str {
-    path.rsplit('.').next().unwrap_or(path)
-}
-
-fn in_attention(path: &str) -> bool {
-    path.split('.').any(|part| ["self_attn", "linear_attn"].contains(&part))
-}
-
 /// `part` of `whole` of a weight's bytes.
-fn share(weight: &Weight, part: usize, whole: usize) -> u64 {
-    let bias = weight.bias.as_ref().map_or(0, |bias| 4 * bias.len() as u64);
-    let bytes = u128::from(weight.stored_bytes() + bias);
-    (bytes * part as u128 / whole.max(1) as u128) as u64
+fn share(stored: &Stored, part: usize, whole: usize) -> u64 {
+    (u128::from(stored.bytes()) * part as u128 / whole.max(1) as u128) as u64
 }
 
 #[cfg(test)]
 mod tests {
-    use checkpoint::{Bytes, Float};
+    use checkpoint::{Bytes, Float, Weight};
 
     use super::*;
+    use crate::weights::WeightSpec;
 
-    fn weight(count: usize, rows: usize, cols: usize) -> Weight {
+    fn weight(path: &str, part: Part, role: Role, kind: Kind, count: usize) -> ListedWeight {
+        let spec = WeightSpec { path: path.into(), kind, role, part };
+        let shape = spec.shape();
+        let (rows, cols) = (shape[shape.len() - 2], shape[shape.len() - 1]);
         let bytes: &'static [u8] = vec![0; 2 * count * rows * cols].leak();
-        Weight::plain("w", count, rows, cols, Float::Bf16, Bytes::from_static(bytes)).unwrap()
+        let weight = Weight::plain("w", count, rows, cols, Float::Bf16, Bytes::from_static(bytes)).unwrap();
+        ListedWeight { spec, stored: Stored::Matrices { weight, transposed: false, bias: None } }
     }
 
-    fn matrix(path: &str, rows: usize, cols: usize) -> (String, Loaded) {
-        (path.into(), Loaded::Matrix(weight(1, rows, cols)))
+    fn matrix(path: &str, part: Part, role: Role, rows: usize, cols: usize) -> ListedWeight {
+        weight(path, part, role, Kind::Matrix { rows, cols }, 1)
+    }
+
+    fn stack(path: &str, part: Part) -> ListedWeight {
+        let kind = Kind::Experts { shape: [8, 3, 4], per_token: 2, original: String::new() };
+        weight(path, part, Role::Projection, kind, 8)
     }
 
     #[test]
     fn each_part_counts_what_a_token_reads() {
-        let stack = |path: &str| (path.into(), Loaded::Stack { weight: weight(8, 3, 4), per_token: 2 });
+        let (table, linear) = (Role::Embedding { scale: 1.0 }, Role::Projection);
         let mut weights = vec![
-            matrix("language_model.model.embed_tokens", 10, 4),
-            matrix("language_model.model.layers.0.linear_attn.in_proj_z", 5, 4),
-            matrix("language_model.model.layers.1.self_attn.q_proj", 3, 4),
-            matrix("language_model.model.layers.1.mlp.gate", 8, 4),
-            stack("language_model.model.layers.1.mlp.switch_mlp.up_proj"),
-            matrix("language_model.model.embed_tokens_per_layer", 100, 6),
-            (
-                "language_model.model.norm.weight".into(),
-                Loaded::Values { shape: vec![4], values: vec![0.0; 4] },
-            ),
+            matrix("model.embed_tokens", Part::Head, table, 10, 4),
+            matrix("model.layers.0.linear_attn.in_proj_z", Part::Attention, linear, 5, 4),
+            matrix("model.layers.1.self_attn.q_proj", Part::Attention, linear, 3, 4),
+            matrix("model.layers.1.mlp.gate", Part::Dense, Role::Router { normed: false }, 8, 4),
+            stack("model.layers.1.mlp.switch_mlp.up_proj", Part::Experts),
+            matrix("model.embed_tokens_per_layer", Part::Dense, table, 100, 6),
+            ListedWeight {
+                spec: WeightSpec {
+                    path: "model.norm".into(),
+                    kind: Kind::Norm { width: 4 },
+                    role: Role::FACTOR,
+                    part: Part::Dense,
+                },
+                stored: Stored::Values { values: vec![0.0; 4], float: Float::Bf16 },
+            },
         ];
         let tied =
             Traffic { attention: 2 * (20 + 12), experts: 2 * 2 * 12, dense: 2 * 32 + 2 * 6 + 16, head: 80 };
@@ -133,7 +137,11 @@ mod tests {
         assert_eq!(tied.total(), 64 + 48 + 92 + 80);
         let sizes = Sizes { experts: 2 * 96, expert: 2 * 12, others: 80 + 40 + 24 + 64 + 1200 + 16 };
         assert_eq!(Sizes::of(&weights), sizes);
-        weights.push(matrix("language_model.lm_head", 10, 4));
+        weights.push(matrix("lm_head", Part::Head, Role::Head, 10, 4));
         assert_eq!(Traffic::of(&weights), Traffic { head: 80 + 8, ..tied });
+        // A drafting head takes memory; what a token reads stays.
+        weights.push(stack("mtp.layers.0.mlp.switch_mlp.up_proj", Part::Drafter));
+        assert_eq!(Traffic::of(&weights), Traffic { head: 80 + 8, ..tied });
+        assert_eq!(Sizes::of(&weights), Sizes { experts: 4 * 96, others: sizes.others + 80, ..sizes });
     }
 }

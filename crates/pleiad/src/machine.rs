@@ -9,10 +9,10 @@ use std::time::Duration;
 use backend::Backend;
 use checkpoint::Checkpoint;
 use cpu::{Cpu, Numerics};
-use engine::{DEFAULT_CONTEXT, Engine, EngineOptions, bytes};
+use engine::{Caches, DEFAULT_CONTEXT, Engine, EngineOptions, bytes};
 #[cfg(feature = "gpu")]
 use gpu::Gpu;
-use models::{Model, counted};
+use models::{Model, Outline, counted};
 use store::{Store, StoreOptions};
 
 use crate::error::Error;
@@ -214,69 +214,58 @@ impl MachineArgs {
     fn load<B: Machine>(
         &self,
         checkpoint: &Checkpoint,
+        outline: Outline,
         machine: B,
-        drafting: bool,
     ) -> Result<Engine<B>, Error> {
         let options = self.options(self.cache_memory(checkpoint.total_bytes(), &machine));
-        Ok(Engine::new(open(checkpoint, machine, drafting)?, &options)?)
+        Ok(Engine::new(Model::new(outline, machine)?, &options)?)
     }
 
-    /// How the model is spread, if it is larger than the memory of which so much may be used, and whether its drafting head is loaded:
-    /// where it is wanted and fits beside everything else.
-    fn plan(&self, checkpoint: &Checkpoint, usable: Option<u64>) -> Result<(Option<Plan>, bool), Error> {
-        if self.drafting && matches!(self.plan_parts(checkpoint, usable, true), Ok(None)) {
-            return Ok((None, true));
+    /// How the model is spread, if it is larger than the memory of which so much may be used, and the outline of what is loaded:
+    /// with the drafting head only where everything fits.
+    fn plan(&self, outline: Outline, usable: Option<u64>) -> Result<(Option<Plan>, Outline), Error> {
+        let has_head = outline.spec().drafter.is_some();
+        if has_head && matches!(self.plan_whole(&outline, usable), Ok(None)) {
+            return Ok((None, outline));
         }
-        Ok((self.plan_parts(checkpoint, usable, false)?, false))
+        let outline = outline.without_drafter();
+        Ok((self.plan_whole(&outline, usable)?, outline))
     }
 
-    fn plan_parts(
-        &self,
-        checkpoint: &Checkpoint,
-        usable: Option<u64>,
-        drafting: bool,
-    ) -> Result<Option<Plan>, Error> {
+    fn plan_whole(&self, outline: &Outline, usable: Option<u64>) -> Result<Option<Plan>, Error> {
         let Some(budget) = self.memory.or(usable) else { return Ok(None) };
-        if budget / 2 > checkpoint.total_bytes() + plan::BESIDE {
+        let sizes = outline.sizes();
+        if budget / 2 > sizes.experts + sizes.others + plan::BESIDE {
             return Ok(None);
         }
-        // Only to be measured: nothing of it is read.
-        let cpu = Cpu::new(cpu::Options { threads: Some(1), ..Default::default() })?;
-        let model = open(checkpoint, cpu, drafting)?;
-        let context = self.context.map(|n| n as usize).or(model.summary().context).unwrap_or(DEFAULT_CONTEXT);
-        let (float, drafter) = (self.cache_float(), model.draft_shape(self.cache_float()));
-        let shapes = model.layer_shapes(float).into_iter().chain(drafter);
+        let context = self.context.map(|n| n as usize).or(outline.spec().context).unwrap_or(DEFAULT_CONTEXT);
+        let shapes = outline.state_shapes(self.cache_float()).into_iter();
         let caches = shapes.map(|shape| shape.bytes(context, self.chunk)).sum();
-        Ok(Plan::new(budget, model.sizes(), caches, self.context.is_some())?)
+        Ok(Plan::new(budget, sizes, caches, self.context.is_some())?)
     }
 
-    fn load_cpu(&self, checkpoint: &Checkpoint, cpu: Cpu) -> Result<Engine<Cpu>, Error> {
-        let (plan, drafting) = self.plan(checkpoint, cpu.free_memory().map(plan::usable))?;
-        let Some(plan) = plan else { return self.load(checkpoint, cpu, drafting) };
+    fn load_cpu(&self, checkpoint: &Checkpoint, outline: Outline, cpu: Cpu) -> Result<Engine<Cpu>, Error> {
+        let (plan, outline) = self.plan(outline, cpu.free_memory().map(plan::usable))?;
+        let Some(plan) = plan else { return self.load(checkpoint, outline, cpu) };
         drop(cpu);
-        self.load_spread(checkpoint, self.cpu(Some(&plan))?, &plan)
+        self.load_spread(outline, self.cpu(Some(&plan))?, &plan)
     }
 
     #[cfg(feature = "gpu")]
-    fn load_gpu(&self, checkpoint: &Checkpoint, gpu: Gpu) -> Result<Engine<Gpu>, Error> {
-        let (plan, drafting) = self.plan(checkpoint, gpu.free_memory())?;
+    fn load_gpu(&self, checkpoint: &Checkpoint, outline: Outline, gpu: Gpu) -> Result<Engine<Gpu>, Error> {
+        let (plan, outline) = self.plan(outline, gpu.free_memory())?;
         let Some(plan) = plan else {
             gpus::check_room(&gpu, checkpoint.total_bytes())?;
-            return self.load(checkpoint, gpu, drafting);
+            return self.load(checkpoint, outline, gpu);
         };
         drop(gpu);
-        self.load_spread(checkpoint, gpus::open_gpu(self, Some(&plan))?, &plan)
+        self.load_spread(outline, gpus::open_gpu(self, Some(&plan))?, &plan)
     }
 
     /// The model on a machine that has been opened for a part of it, without a drafting head: it would take the place of experts
     /// that every token needs.
-    fn load_spread<B: Machine>(
-        &self,
-        checkpoint: &Checkpoint,
-        machine: B,
-        plan: &Plan,
-    ) -> Result<Engine<B>, Error> {
-        let engine = Engine::new(Model::load(checkpoint, machine)?, &self.options(Some(plan.caches)))?;
+    fn load_spread<B: Machine>(&self, outline: Outline, machine: B, plan: &Plan) -> Result<Engine<B>, Error> {
+        let engine = Engine::new(Model::new(outline, machine)?, &self.options(Some(plan.caches)))?;
         if !self.quiet {
             eprintln!("[{plan}, for a context of {}]", counted(engine.context(), "token"));
         }
@@ -287,49 +276,44 @@ impl MachineArgs {
     /// still be on their way: see [`wait_for_weights`].
     pub fn engine(&self, checkpoint: &Checkpoint) -> Result<AnyEngine, Error> {
         let weights = checkpoint.total_bytes();
+        let outline = || Outline::open(checkpoint, self.drafting);
         match self.machine(weights)? {
-            AnyMachine::Cpu(cpu) => Ok(AnyEngine::Cpu(self.load_cpu(checkpoint, cpu)?)),
+            AnyMachine::Cpu(cpu) => Ok(AnyEngine::Cpu(self.load_cpu(checkpoint, outline()?, cpu)?)),
             #[cfg(feature = "gpu")]
             AnyMachine::Gpu(gpu) => match self.place(weights)? {
-                Place::GpuIfPossible => match self.load(checkpoint, gpu, self.drafting) {
+                Place::GpuIfPossible => match self.load(checkpoint, outline()?, gpu) {
                     Err(why) if why.is_of_the_machine() => {
-                        Ok(AnyEngine::Cpu(self.load_cpu(checkpoint, self.cpu_instead(&why)?)?))
+                        Ok(AnyEngine::Cpu(self.load_cpu(checkpoint, outline()?, self.cpu_instead(&why)?)?))
                     }
                     engine => Ok(AnyEngine::Gpu(engine?)),
                 },
-                Place::Cpu | Place::Gpu => Ok(AnyEngine::Gpu(self.load_gpu(checkpoint, gpu)?)),
+                Place::Cpu | Place::Gpu => Ok(AnyEngine::Gpu(self.load_gpu(checkpoint, outline()?, gpu)?)),
             },
         }
     }
 
-    /// The model as it would be on `machine`, to be described and not run: it is on the CPU, where weights stay in their
-    /// file. And how it would be spread, if it is larger than memory.
+    /// What would run on `machine`, how it would be spread there, if it is larger than memory, and what its sequences would keep.
     pub fn outline(
         &self,
         checkpoint: &Checkpoint,
         machine: &AnyMachine,
-    ) -> Result<(Engine<Cpu>, Option<Plan>), Error> {
+    ) -> Result<(Outline, Option<Plan>, Caches), Error> {
         let weights = checkpoint.total_bytes();
-        let ((plan, drafting), cache_memory) = match machine {
+        let outline = Outline::open(checkpoint, self.drafting)?;
+        let ((plan, outline), cache_memory) = match machine {
             AnyMachine::Cpu(cpu) => {
                 let usable = cpu.free_memory().map(plan::usable);
-                (self.plan(checkpoint, usable)?, self.cache_memory(weights, cpu))
+                (self.plan(outline, usable)?, self.cache_memory(weights, cpu))
             }
             #[cfg(feature = "gpu")]
-            AnyMachine::Gpu(gpu) => {
-                (self.plan(checkpoint, gpu.free_memory())?, self.cache_memory(weights, gpu))
-            }
+            AnyMachine::Gpu(gpu) => (self.plan(outline, gpu.free_memory())?, self.cache_memory(weights, gpu)),
         };
-        let cache_memory = plan.map(|plan| plan.caches).or(cache_memory);
-        let cpu = Cpu::new(cpu::Options { threads: Some(1), ..cpu::Options::default() })?;
-        Ok((Engine::new(open(checkpoint, cpu, drafting)?, &self.options(cache_memory))?, plan))
+        let cache_memory = plan.map(|plan| plan.caches).or(cache_memory).unwrap_or(u64::MAX);
+        let options = self.options(Some(cache_memory));
+        let shapes = outline.state_shapes(options.cache);
+        let caches = Caches::new(shapes, outline.spec().context, &options, cache_memory)?;
+        Ok((outline, plan, caches))
     }
-}
-
-/// The model on a machine, with its drafting head or without.
-fn open<B: Backend>(checkpoint: &Checkpoint, machine: B, drafting: bool) -> Result<Model<B>, Error> {
-    let load = if drafting { Model::load_drafting } else { Model::load };
-    Ok(load(checkpoint, machine)?)
 }
 
 impl AnyMachine {

@@ -1,14 +1,15 @@
 //! One Gemma 4 layer.
 
 use backend::{
-    Activation, Attention as Spec, AttentionWeights, Backend, Batch, EndNorms, Factor, KeyValueNorms,
-    LayerEnd, LayerStart, Mask, MoeWeights, Norm, Routing,
+    Activation, Attention as AttentionCall, AttentionWeights, Backend, Batch, EndNorms, Factor,
+    KeyValueNorms, LayerEnd, LayerStart, Mask, MoeWeights, Norm,
 };
 
-use super::config::{AttentionConfig, Config, MoeConfig};
 use crate::Result;
-use crate::layers::Mlp;
-use crate::loader::{ExpertNames, ExpertShape, Loader};
+use crate::config::problem;
+use crate::layers::{Mlp, load_moe};
+use crate::loader::Loader;
+use crate::spec::{AttentionSpec, Beside, FeedForward, LayerSpec, Mixer, MoeSpec, Norms, Spec};
 
 /// From a layer's input to its queries and, where it has its own, keys and values.
 enum Projections<B: Backend> {
@@ -60,42 +61,35 @@ impl<B: Backend> Hidden<'_, B> {
 
 /// Attention with normalised queries, keys and values, over its own cache or an earlier layer's.
 struct Attention<B: Backend> {
-    config: AttentionConfig,
+    config: AttentionSpec,
     projections: Projections<B>,
     core: AttentionWeights<B>,
     o_proj: B::Matrix,
 }
 
 impl<B: Backend> Attention<B> {
-    fn load(
-        loader: &Loader<'_, B>,
-        config: &AttentionConfig,
-        hidden: usize,
-        eps: f32,
-        own: bool,
-    ) -> Result<Self> {
-        let AttentionConfig { heads, kv_heads, head_dim, keys_are_values, .. } = *config;
-        let (q, k) = (("q_proj", heads * head_dim), ("k_proj", kv_heads * head_dim));
-        let projections = match (own, keys_are_values) {
-            (false, _) => Projections::Q(loader.matrix(q.0, q.1, hidden)?),
-            (true, true) => Projections::Qk(loader.matrices([q, k], hidden)?),
-            (true, false) => Projections::Qkv(loader.matrices([q, k, ("v_proj", k.1)], hidden)?),
+    fn load(loader: &Loader<'_, B>, spec: &AttentionSpec, eps: f32) -> Result<Self> {
+        let own = spec.reads_cache_of.is_none();
+        let projections = match (own, spec.k_is_v) {
+            (false, _) => Projections::Q(loader.matrix("q_proj")?),
+            (true, true) => Projections::Qk(loader.matrices(["q_proj", "k_proj"])?),
+            (true, false) => Projections::Qkv(loader.matrices(["q_proj", "k_proj", "v_proj"])?),
         };
         let key_value = || {
-            let k_norm = loader.norm("k_norm", head_dim)?;
-            Ok::<_, crate::Error>(KeyValueNorms { heads: kv_heads, k_norm, norm_values: true })
+            let (heads, norm_values) = (spec.kv_heads, spec.v_norm);
+            Ok::<_, crate::Error>(KeyValueNorms { heads, k_norm: loader.vector("k_norm")?, norm_values })
         };
         Ok(Self {
             projections,
             core: AttentionWeights {
-                q_norm: loader.norm("q_norm", head_dim)?,
+                q_norm: loader.vector("q_norm")?,
                 key_value: own.then(key_value).transpose()?,
-                rope: loader.backend.rope_table(&config.rope)?,
+                rope: loader.backend.rope_table(&spec.rope)?,
                 eps,
-                gated: false,
+                gated: spec.gated,
             },
-            o_proj: loader.matrix("o_proj", hidden, heads * head_dim)?,
-            config: config.clone(),
+            o_proj: loader.matrix("o_proj")?,
+            config: spec.clone(),
         })
     }
 
@@ -109,7 +103,7 @@ impl<B: Backend> Attention<B> {
         mut caches: Vec<&mut B::KvCache>,
         see: impl FnOnce(&B::Tensor) -> Result<()>,
     ) -> Result<[B::Tensor; 2]> {
-        let AttentionConfig { heads, window, .. } = self.config;
+        let AttentionSpec { heads, window, .. } = self.config;
         let (h, q, kv) = match &self.projections {
             Projections::Q(q) => {
                 let LayerStart { h, products: [q] } = hidden.norm_matmuls(b, norm, [q], see)?;
@@ -127,7 +121,7 @@ impl<B: Backend> Attention<B> {
             }
         };
         let mask = window.map_or(Mask::Causal, Mask::Window);
-        let spec = Spec { heads, scale: 1.0, mask, soft_cap: None };
+        let spec = AttentionCall { heads, scale: self.config.scale, mask, soft_cap: None };
         let out = (&self.o_proj, None);
         Ok([h, b.self_attention_out((q, kv), &self.core, batch, &mut caches, &spec, out)?])
     }
@@ -140,17 +134,20 @@ struct Moe<B: Backend> {
     end: EndNorms<B::Tensor>,
 }
 
-const POST_NORM: &str = "post_feedforward_layernorm";
-const EXPERTS: ExpertNames = ExpertNames { stacked: "experts.switch_glu", original: "experts" };
-
 impl<B: Backend> Moe<B> {
-    /// `next` is the first norm of the layer behind this one.
-    fn load(loader: &Loader<'_, B>, config: &MoeConfig, hidden: usize, next: Option<&[f32]>) -> Result<Self> {
-        let MoeConfig { experts, top_k, width } = *config;
-        let mut norms = Vec::with_capacity(4 * hidden);
-        for name in ["post_feedforward_layernorm_1", "post_feedforward_layernorm_2", POST_NORM] {
-            norms.extend(loader.norm_values(name, hidden)?);
+    /// `post_norm` comes behind the sum with the dense unit; `next` is the first norm of the layer behind this one.
+    fn load(
+        loader: &Loader<'_, B>,
+        spec: &MoeSpec,
+        beside: &Beside,
+        post_norm: &str,
+        next: Option<&[f32]>,
+    ) -> Result<Self> {
+        let mut norms = Vec::new();
+        for name in [beside.after[0], beside.after[1], post_norm] {
+            norms.extend(loader.values(name)?);
         }
+        let hidden = norms.len() / 3;
         let upload = |i: usize| loader.backend.upload(1, hidden, &norms[i * hidden..][..hidden]);
         let each = [upload(0)?, upload(1)?, upload(2)?];
         let with_next = |next: &[f32]| {
@@ -158,21 +155,9 @@ impl<B: Backend> Moe<B> {
             loader.backend.upload(1, 4 * hidden, &norms)
         };
         let with_next = next.map(with_next).transpose()?;
-        let router = loader.at("router");
-        // The router's scale times `d^-0.5` is the weight of its norm.
-        let mut scale = router.values("scale", &[hidden])?;
-        scale.iter_mut().for_each(|s| *s *= (hidden as f32).powf(-0.5));
-        let shape = ExpertShape { count: experts, per_token: top_k, width, hidden };
         Ok(Self {
-            weights: MoeWeights {
-                router: router.matrix("proj", experts, hidden)?,
-                router_norm: Some(loader.backend.upload(1, hidden, &scale)?),
-                shared_gate: None,
-                routing: Routing::SoftmaxScaled { top_k, scale: router.vector("per_expert_scale", experts)? },
-                experts: loader.experts(&EXPERTS, &shape, None)?,
-                activation: Activation::GeluTanh,
-            },
-            pre_norm: loader.norm("pre_feedforward_layernorm_2", hidden)?,
+            weights: load_moe(loader, spec)?,
+            pre_norm: loader.vector(beside.before)?,
             end: EndNorms { each, with_next },
         })
     }
@@ -207,40 +192,44 @@ pub(super) struct Layer<B: Backend> {
 }
 
 impl<B: Backend> Layer<B> {
-    /// The first norm of a layer, on the host.
-    pub fn first_norm(loader: &Loader<'_, B>, config: &Config) -> Result<Vec<f32>> {
-        loader.norm_values("input_layernorm", config.hidden)
-    }
-
     /// With its own first norm, and that of the next.
     pub fn load(
         loader: &Loader<'_, B>,
-        config: &Config,
-        i: usize,
+        spec: &Spec,
+        layer: &LayerSpec,
         (own_norm, next_norm): (&[f32], Option<&[f32]>),
     ) -> Result<Self> {
-        let Config { hidden, eps, .. } = *config;
-        let own = i < config.first_shared;
-        let layer_input = |(width, _): (usize, usize)| {
+        let (eps, Norms { after_mixer, before_feed, after_feed, .. }) = (spec.eps, layer.norms);
+        let (Mixer::Attention(attention), Some(after_mixer), Some(after_feed)) =
+            (&layer.mixer, after_mixer, after_feed)
+        else {
+            return Err(problem("layer_types", "mixes kinds of layers that no frame takes"));
+        };
+        let (mlp, behind) = match &layer.feed {
+            FeedForward::Mlp(mlp) => (*mlp, Behind::Norm(loader.vector(after_feed)?)),
+            FeedForward::Moe(moe) => {
+                let beside = moe.beside.ok_or_else(|| problem("intermediate_size", "is missing"))?;
+                let moe = Moe::load(loader, moe, &beside, after_feed, next_norm)?;
+                (beside.mlp, Behind::Experts(moe))
+            }
+        };
+        let layer_input = || {
             Ok::<_, crate::Error>(LayerInput {
-                gate: loader.matrix("per_layer_input_gate", width, hidden)?,
-                projection: loader.matrix("per_layer_projection", hidden, width)?,
-                norm: loader.norm("post_per_layer_input_norm", hidden)?,
+                gate: loader.matrix("per_layer_input_gate")?,
+                projection: loader.matrix("per_layer_projection")?,
+                norm: loader.vector("post_per_layer_input_norm")?,
             })
         };
         Ok(Self {
             eps,
-            input_norm: loader.backend.upload(1, hidden, own_norm)?,
-            attention: Attention::load(&loader.at("self_attn"), config.attention(i), hidden, eps, own)?,
-            post_attention_norm: loader.norm("post_attention_layernorm", hidden)?,
-            pre_norm: loader.norm("pre_feedforward_layernorm", hidden)?,
-            mlp: Mlp::load(&loader.at("mlp"), hidden, config.mlp_width(i), Activation::GeluTanh)?,
-            behind: match &config.moe {
-                Some(moe) => Behind::Experts(Moe::load(loader, moe, hidden, next_norm)?),
-                None => Behind::Norm(loader.norm(POST_NORM, hidden)?),
-            },
-            layer_input: config.per_layer.map(layer_input).transpose()?,
-            scalar: loader.values("layer_scalar", &[1])?[0],
+            input_norm: loader.backend.upload(1, own_norm.len(), own_norm)?,
+            attention: Attention::load(&loader.at("self_attn"), attention, eps)?,
+            post_attention_norm: loader.vector(after_mixer)?,
+            pre_norm: loader.vector(before_feed)?,
+            mlp: Mlp::load(&loader.at("mlp"), &mlp)?,
+            behind,
+            layer_input: spec.layer_inputs.map(|_| layer_input()).transpose()?,
+            scalar: if layer.scalar { loader.values("layer_scalar")?[0] } else { 1.0 },
         })
     }
 

@@ -1,14 +1,14 @@
 //! The frame the Qwen and DeepSeek families share: embedding, pre-normed residual layers, final norm, head.
 
-use backend::{Backend, Batch, CacheFloat, Norm};
+use backend::{Backend, Batch, Norm};
 
 use super::drafter::{Drafter, Drafts};
-use super::{Attention, FeedForward, GatedDelta, LatentAttention, MoeConfig};
+use super::{Attention, FeedForward, GatedDelta, LatentAttention};
 use crate::Result;
-use crate::config::Fields;
 use crate::loader::Loader;
-use crate::model::{Network, Summary};
-use crate::state::{self, LayerShape, State};
+use crate::model::Network;
+use crate::spec::{LayerSpec, Mixer as MixerSpec, Spec};
+use crate::state::{self, State};
 
 /// How a layer mixes tokens.
 pub(crate) enum Mixer<B: Backend> {
@@ -26,20 +26,26 @@ pub(crate) struct Layer<B: Backend> {
 }
 
 impl<B: Backend> Layer<B> {
-    /// `loader` is the layer's place in the tree; `mixer` loads what mixes tokens there; `moe` is given where the layer
-    /// has experts.
-    pub fn load(
-        loader: &Loader<'_, B>,
-        fields: Fields<'_>,
-        hidden: usize,
-        moe: Option<&MoeConfig>,
-        mixer: impl FnOnce(&Loader<'_, B>) -> Result<Mixer<B>>,
-    ) -> Result<Self> {
+    /// `loader` is the layer's place in the tree.
+    pub fn load(loader: &Loader<'_, B>, spec: &LayerSpec, eps: f32) -> Result<Self> {
+        let mixer = |spec: &MixerSpec| {
+            Ok::<_, crate::Error>(match spec {
+                MixerSpec::Attention(spec) => {
+                    Mixer::Attention(Attention::load(&loader.at("self_attn"), spec, eps)?)
+                }
+                MixerSpec::Latent(spec) => {
+                    Mixer::Latent(LatentAttention::load(&loader.at("self_attn"), spec)?)
+                }
+                MixerSpec::GatedDelta(spec) => {
+                    Mixer::GatedDelta(GatedDelta::load(&loader.at("linear_attn"), spec)?)
+                }
+            })
+        };
         Ok(Self {
-            input_norm: loader.norm("input_layernorm", hidden)?,
-            mixer: mixer(loader)?,
-            post_norm: loader.norm("post_attention_layernorm", hidden)?,
-            feed_forward: FeedForward::load(&loader.at("mlp"), fields, hidden, moe)?,
+            input_norm: loader.vector(spec.norms.before_mixer)?,
+            mixer: mixer(&spec.mixer)?,
+            post_norm: loader.vector(spec.norms.before_feed)?,
+            feed_forward: FeedForward::load(loader, &spec.feed)?,
         })
     }
 
@@ -65,45 +71,6 @@ impl<B: Backend> Layer<B> {
     pub fn feed(&self, b: &B, eps: f32, h: B::Tensor) -> Result<B::Tensor> {
         self.feed_forward.forward(b, h, Norm { w: &self.post_norm, eps })
     }
-
-    pub fn shape(&self, float: CacheFloat) -> LayerShape {
-        match &self.mixer {
-            Mixer::Attention(attention) => LayerShape::Kv(attention.kv_shape(float)),
-            Mixer::Latent(attention) => LayerShape::Kv(attention.kv_shape(float)),
-            Mixer::GatedDelta(delta) => LayerShape::Recurrent(delta.shape()),
-        }
-    }
-}
-
-/// What the frame itself needs to know.
-pub(crate) struct DecoderConfig {
-    pub vocabulary: usize,
-    pub hidden: usize,
-    pub layers: usize,
-    pub eps: f32,
-    /// Whether the embedding table is also the head.
-    pub tied: bool,
-    /// Longest sequence the model was made for.
-    pub context: Option<usize>,
-}
-
-impl DecoderConfig {
-    pub fn read(fields: Fields<'_>) -> Result<Self> {
-        Ok(Self {
-            vocabulary: fields.size("vocab_size")?,
-            hidden: fields.size("hidden_size")?,
-            layers: fields.size("num_hidden_layers")?,
-            eps: fields.positive("rms_norm_eps")?.unwrap_or(1e-6) as f32,
-            tied: fields.flag("tie_word_embeddings", false)?,
-            context: fields.count("max_position_embeddings")?,
-        })
-    }
-
-    /// What to tell people, with a line for each part.
-    pub fn summary(&self, family: &str, parts: Vec<(String, String)>) -> Summary {
-        let Self { vocabulary, hidden, context, .. } = *self;
-        Summary { family: family.into(), vocabulary, hidden, context, parts }
-    }
 }
 
 /// A whole decoder.
@@ -118,35 +85,18 @@ pub(crate) struct Decoder<B: Backend> {
 }
 
 impl<B: Backend> Decoder<B> {
-    /// `root` is where `model` and `lm_head` are found; `mixer` loads what mixes tokens in the layer of a number, from
-    /// that layer's place in the tree.
-    pub fn load(
-        root: &Loader<'_, B>,
-        fields: Fields<'_>,
-        config: &DecoderConfig,
-        moe: Option<&MoeConfig>,
-        mixer: impl Fn(&Loader<'_, B>, usize) -> Result<Mixer<B>>,
-    ) -> Result<Self> {
-        let DecoderConfig { vocabulary, hidden, layers, eps, tied, .. } = *config;
+    /// `root` is where `model` and `lm_head` are found.
+    pub fn load(root: &Loader<'_, B>, spec: &Spec) -> Result<Self> {
         let model = root.at("model");
-        let layer = |i: usize| {
-            let moe = moe.filter(|moe| moe.covers(i));
-            Layer::load(&model.at("layers").at(i), fields, hidden, moe, |layer| mixer(layer, i))
-        };
-        let layers = (0..layers).map(layer).collect::<Result<_>>()?;
+        let layer = |(i, layer)| Layer::load(&model.at("layers").at(i), layer, spec.eps);
         Ok(Self {
-            eps,
-            embed_tokens: model.matrix("embed_tokens", vocabulary, hidden)?,
-            layers,
-            norm: model.norm("norm", hidden)?,
-            lm_head: if tied { None } else { Some(root.matrix("lm_head", vocabulary, hidden)?) },
-            drafter: None,
+            eps: spec.eps,
+            layers: spec.layers.iter().enumerate().map(layer).collect::<Result<_>>()?,
+            embed_tokens: model.matrix("embed_tokens")?,
+            norm: model.vector("norm")?,
+            lm_head: if spec.tied { None } else { Some(root.matrix("lm_head")?) },
+            drafter: spec.drafter.as_ref().map(|head| Drafter::load(root, head, spec.eps)).transpose()?,
         })
-    }
-
-    /// The same with a head that guesses.
-    pub fn with_drafter(self, drafter: Option<Drafter<B>>) -> Self {
-        Self { drafter, ..self }
     }
 
     fn head(&self) -> &B::Matrix {
@@ -172,10 +122,6 @@ impl<B: Backend> Network<B> for Decoder<B> {
         let norm = Norm { w: &self.norm, eps: self.eps };
         let [logits] = b.norm_matmuls(hidden, norm, [self.head()])?;
         Ok(logits)
-    }
-
-    fn layer_shapes(&self, float: CacheFloat) -> Vec<LayerShape> {
-        self.layers.iter().map(|layer| layer.shape(float)).collect()
     }
 
     fn drafts(&self) -> Option<Drafts<'_, B>> {

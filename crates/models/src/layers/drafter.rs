@@ -4,23 +4,13 @@
 //! with a cache of its own, a norm, and the model's own `lm_head`. `hidden` is what leaves the model's final norm. For a guess after a guess the head's
 //! own output stands in its place.
 
-use backend::{Backend, Batch, CacheFloat};
+use backend::{Backend, Batch};
 
-use super::{DecoderConfig, Layer, Mixer, MoeConfig};
+use super::Layer;
 use crate::Result;
-use crate::config::Fields;
 use crate::loader::Loader;
-use crate::state::{LayerShape, State};
-
-/// Where a family keeps the parts of its head.
-pub(crate) struct DrafterNames {
-    pub embedding_norm: &'static str,
-    pub hidden_norm: &'static str,
-    pub join: &'static str,
-    /// The branch of the layer; `None`: its weights lie beside the others.
-    pub layer: Option<&'static str>,
-    pub norm: &'static str,
-}
+use crate::spec::{DrafterNames, DrafterSpec};
+use crate::state::State;
 
 /// The head's own weights.
 pub(crate) struct Drafter<B: Backend> {
@@ -32,32 +22,20 @@ pub(crate) struct Drafter<B: Backend> {
 }
 
 impl<B: Backend> Drafter<B> {
-    /// `None` where the checkpoint lacks one of the weights around the layer: then there is no head, or a part of one that nobody
-    /// could use. The layer has experts where its files have a router.
-    pub fn load(
-        loader: &Loader<'_, B>,
-        names: &DrafterNames,
-        fields: Fields<'_>,
-        config: &DecoderConfig,
-        moe: Option<&MoeConfig>,
-        mixer: impl FnOnce(&Loader<'_, B>) -> Result<Mixer<B>>,
-    ) -> Result<Option<Self>> {
-        let DrafterNames { embedding_norm, hidden_norm, join, layer, norm } = *names;
-        let parts = [embedding_norm, hidden_norm, join, norm];
-        if !parts.iter().all(|part| loader.contains(&format!("{part}.weight"))) {
-            return Ok(None);
-        }
-        let hidden = config.hidden;
-        let branch = layer.map(|layer| loader.at(layer));
-        let branch = branch.as_ref().unwrap_or(loader);
-        let moe = moe.filter(|_| branch.contains("mlp.gate.weight"));
-        Ok(Some(Self {
-            embedding_norm: loader.norm(embedding_norm, hidden)?,
-            hidden_norm: loader.norm(hidden_norm, hidden)?,
-            join: loader.matrix(join, hidden, 2 * hidden)?,
-            layer: Layer::load(branch, fields, hidden, moe, mixer)?,
-            norm: loader.norm(norm, hidden)?,
-        }))
+    pub fn load(root: &Loader<'_, B>, spec: &DrafterSpec, eps: f32) -> Result<Self> {
+        let DrafterNames { embedding_norm, hidden_norm, join, layer, norm } = spec.names;
+        let head = root.at(&spec.branch);
+        let layer = match layer {
+            Some(branch) => Layer::load(&head.at(branch), &spec.layer, eps)?,
+            None => Layer::load(&head, &spec.layer, eps)?,
+        };
+        Ok(Self {
+            embedding_norm: head.vector(embedding_norm)?,
+            hidden_norm: head.vector(hidden_norm)?,
+            join: head.matrix(join)?,
+            layer,
+            norm: head.vector(norm)?,
+        })
     }
 }
 
@@ -101,10 +79,5 @@ impl<B: Backend> Drafts<'_, B> {
 
     pub fn logits(&self, b: &B, output: &B::Tensor) -> Result<B::Tensor> {
         Ok(b.matmul(output, self.lm_head)?)
-    }
-
-    /// What it keeps of a sequence.
-    pub fn shape(&self, float: CacheFloat) -> LayerShape {
-        self.drafter.layer.shape(float)
     }
 }

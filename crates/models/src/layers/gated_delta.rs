@@ -1,46 +1,10 @@
 //! Gated DeltaNet: linear attention with a decaying, corrected memory.
 
-use backend::{Backend, Batch, GdnShape, GdnWeights, Norm};
+use backend::{Backend, Batch, GdnWeights, Norm};
 
-use super::DecoderConfig;
 use crate::Result;
-use crate::config::{Fields, divisible};
 use crate::loader::Loader;
-use crate::words::counted;
-
-/// Shape of a Gated DeltaNet layer.
-#[derive(Clone, Debug)]
-pub(crate) struct GatedDeltaConfig {
-    pub hidden: usize,
-    pub shape: GdnShape,
-    /// Whether the projections are stored as `in_proj_qkvz` and `in_proj_ba`, interleaved by key head (Qwen3-Next).
-    pub fused: bool,
-    pub eps: f32,
-}
-
-impl GatedDeltaConfig {
-    pub fn read(fields: Fields<'_>, frame: &DecoderConfig, fused: bool) -> Result<Self> {
-        let shape = GdnShape {
-            key_heads: fields.size_or("linear_num_key_heads", 16)?,
-            value_heads: fields.size("linear_num_value_heads")?,
-            key_dim: fields.size("linear_key_head_dim")?,
-            value_dim: fields.size_or("linear_value_head_dim", 128)?,
-            kernel: fields.size_or("linear_conv_kernel_dim", 4)?,
-        };
-        divisible("linear_num_value_heads", shape.value_heads, "linear_num_key_heads", shape.key_heads)?;
-        Ok(Self { hidden: frame.hidden, shape, fused, eps: frame.eps })
-    }
-
-    /// A line for people.
-    pub fn describe(&self, layers: usize) -> (String, String) {
-        let GdnShape { key_heads, value_heads, key_dim, value_dim, kernel } = self.shape;
-        let text = format!(
-            "{}, {value_heads} value heads of {value_dim}, {key_heads} key heads of {key_dim}, convolution of {kernel}",
-            counted(layers, "layer")
-        );
-        ("Gated DeltaNet".into(), text)
-    }
-}
+use crate::spec::GatedDeltaSpec;
 
 /// The projections of the input, as the checkpoint stores them.
 enum InProj<B: Backend> {
@@ -52,7 +16,7 @@ enum InProj<B: Backend> {
 
 /// One Gated DeltaNet layer.
 pub(crate) struct GatedDelta<B: Backend> {
-    config: GatedDeltaConfig,
+    config: GatedDeltaSpec,
     in_proj: InProj<B>,
     core: GdnWeights<B::Tensor>,
     norm: B::Tensor,
@@ -60,43 +24,26 @@ pub(crate) struct GatedDelta<B: Backend> {
 }
 
 impl<B: Backend> GatedDelta<B> {
-    pub fn load(loader: &Loader<'_, B>, config: &GatedDeltaConfig) -> Result<Self> {
-        let GatedDeltaConfig { hidden, shape, fused, .. } = *config;
-        let (channels, values, heads) = (shape.channels(), shape.value_total(), shape.value_heads);
-        let in_proj = if fused {
-            let names = [("in_proj_qkvz", channels + values), ("in_proj_ba", 2 * heads)];
-            InProj::Fused(loader.matrices(names, hidden)?)
-        } else {
-            let names = [
-                ("in_proj_qkv", channels),
-                ("in_proj_z", values),
-                ("in_proj_b", heads),
-                ("in_proj_a", heads),
-            ];
-            InProj::Split(loader.matrices(names, hidden)?)
-        };
+    pub fn load(loader: &Loader<'_, B>, spec: &GatedDeltaSpec) -> Result<Self> {
+        let shape = spec.shape;
+        let conv = loader.values("conv1d.weight")?;
         Ok(Self {
-            config: config.clone(),
-            in_proj,
+            in_proj: match spec.fused {
+                true => InProj::Fused(loader.matrices(["in_proj_qkvz", "in_proj_ba"])?),
+                false => {
+                    InProj::Split(loader.matrices(["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"])?)
+                }
+            },
             core: GdnWeights {
                 shape,
-                conv: loader.backend.upload(
-                    channels,
-                    shape.kernel,
-                    // mlx-lm's layout; the originals' [channels, 1, kernel] is the same in memory.
-                    &loader.values("conv1d.weight", &[channels, shape.kernel, 1])?,
-                )?,
-                a_log: loader.vector("A_log", heads)?,
-                dt_bias: loader.vector("dt_bias", heads)?,
+                conv: loader.backend.upload(shape.channels(), shape.kernel, &conv)?,
+                a_log: loader.vector("A_log")?,
+                dt_bias: loader.vector("dt_bias")?,
             },
-            // A vector, not a norm like the others: no checkpoint stores it minus one.
-            norm: loader.vector("norm.weight", shape.value_dim)?,
-            out_proj: loader.matrix("out_proj", hidden, values)?,
+            norm: loader.vector("norm.weight")?,
+            out_proj: loader.matrix("out_proj")?,
+            config: spec.clone(),
         })
-    }
-
-    pub fn shape(&self) -> GdnShape {
-        self.config.shape
     }
 
     /// `h [n, d]` to `h + f(norm(h))`.

@@ -1,78 +1,14 @@
 //! Multi-head latent attention: keys and values of all heads are made from one small latent per token, and only that is
 //! kept.
 
-use backend::{
-    Backend, Batch, CacheFloat, KvShape, LatentAttention as Spec, LatentWeights, MlaWeights, Norm, Pairing,
-    RopeSpec,
-};
+use backend::{Backend, Batch, LatentAttention as Spec, LatentWeights, MlaWeights, Norm};
 
-use super::DecoderConfig;
 use crate::Result;
-use crate::config::{Fields, rope, yarn};
 use crate::loader::Loader;
-use crate::words::counted;
+use crate::spec::LatentSpec;
 
 /// The eps of the norms inside the layer, whatever the config's own.
 const EPS: f32 = 1e-6;
-
-/// Shape of a latent attention layer.
-#[derive(Clone, Debug)]
-pub(crate) struct LatentConfig {
-    pub hidden: usize,
-    pub heads: usize,
-    /// Width of the query's own latent; `None`: queries are projected directly.
-    pub q_rank: Option<usize>,
-    /// Width of the latent that is kept.
-    pub rank: usize,
-    /// Part of a query or key head without position.
-    pub nope: usize,
-    /// Part with position; its key is shared by all heads.
-    pub pe: usize,
-    pub value_dim: usize,
-    pub rope: RopeSpec,
-    pub scale: f32,
-}
-
-impl LatentConfig {
-    pub fn read(fields: Fields<'_>, frame: &DecoderConfig) -> Result<Self> {
-        let (nope, pe) = (fields.size_or("qk_nope_head_dim", 128)?, fields.size_or("qk_rope_head_dim", 64)?);
-        let q_rank = fields.get("q_lora_rank").map(|_| fields.size("q_lora_rank")).transpose()?;
-        let parameters = fields.object("rope_parameters");
-        let scaling = fields.object("rope_scaling").or(parameters);
-        let theta = match parameters.map_or(Ok(None), |p| p.positive("rope_theta"))? {
-            Some(theta) => theta,
-            None => fields.positive("rope_theta")?.unwrap_or(10_000.0),
-        };
-        // YaRN's attention temperature: the rotary embedding carries the ratio, the scale the rest.
-        let temperature = match scaling.map(yarn).transpose()?.flatten() {
-            Some(yarn) if yarn.mscale_all_dim != 0.0 => yarn.temperature(yarn.mscale_all_dim),
-            _ => 1.0,
-        };
-        let scale = ((nope + pe) as f64).powf(-0.5) * temperature * temperature;
-        Ok(Self {
-            hidden: frame.hidden,
-            heads: fields.size("num_attention_heads")?,
-            q_rank: fields.or_default("q_lora_rank", q_rank, 1536),
-            rank: fields.size_or("kv_lora_rank", 512)?,
-            nope,
-            pe,
-            value_dim: fields.size_or("v_head_dim", 128)?,
-            rope: rope(pe, theta, Pairing::Interleaved, scaling)?,
-            scale: scale as f32,
-        })
-    }
-
-    /// A line for people.
-    pub fn describe(&self, layers: usize) -> (String, String) {
-        let Self { heads, rank, nope, pe, value_dim, .. } = self;
-        let text = format!(
-            "{}, {} of {nope} + {pe} rotated, values of {value_dim}, latent of {rank}",
-            counted(layers, "layer"),
-            counted(*heads, "head")
-        );
-        ("latent attention".into(), text)
-    }
-}
 
 /// What follows the first projection in the making of queries.
 enum Query<B: Backend> {
@@ -84,7 +20,7 @@ enum Query<B: Backend> {
 
 /// One latent attention layer.
 pub(crate) struct LatentAttention<B: Backend> {
-    config: LatentConfig,
+    config: LatentSpec,
     /// To queries or their latents, and to `[latent | k_pe]`.
     projections: [B::Matrix; 2],
     query: Query<B>,
@@ -92,56 +28,30 @@ pub(crate) struct LatentAttention<B: Backend> {
     o_proj: B::Matrix,
 }
 
-/// The matrices between latents and heads: of their own, or rows of the older `kv_b_proj`, which holds for every head
-/// those that make its key and then those that make its value.
-fn load_head_weights<B: Backend>(
-    loader: &Loader<'_, B>,
-    config: &LatentConfig,
-) -> Result<MlaWeights<B::HeadMatrices>> {
-    let LatentConfig { heads, rank, nope, value_dim, .. } = *config;
-    if !loader.contains("kv_b_proj.weight") {
-        return Ok(MlaWeights {
-            embed_q: loader.head_matrices("embed_q", heads, rank, nope)?,
-            unembed_out: loader.head_matrices("unembed_out", heads, value_dim, rank)?,
-        });
-    }
-    let kv_b = loader.weight("kv_b_proj", heads * (nope + value_dim), rank)?;
-    Ok(MlaWeights {
-        embed_q: loader.heads("embed_q", kv_b.head_rows(heads, 0..nope), true)?,
-        unembed_out: loader.heads("unembed_out", kv_b.head_rows(heads, nope..nope + value_dim), false)?,
-    })
-}
-
 impl<B: Backend> LatentAttention<B> {
-    pub fn load(loader: &Loader<'_, B>, config: &LatentConfig) -> Result<Self> {
-        let LatentConfig { hidden, heads, q_rank, rank, nope, pe, value_dim, .. } = *config;
-        let first = match q_rank {
-            None => ("q_proj", heads * (nope + pe)),
-            Some(q_rank) => ("q_a_proj", q_rank),
-        };
+    pub fn load(loader: &Loader<'_, B>, spec: &LatentSpec) -> Result<Self> {
+        let first = if spec.q_rank.is_none() { "q_proj" } else { "q_a_proj" };
         Ok(Self {
-            projections: loader.matrices([first, ("kv_a_proj_with_mqa", rank + pe)], hidden)?,
-            query: match q_rank {
+            projections: loader.matrices([first, "kv_a_proj_with_mqa"])?,
+            query: match spec.q_rank {
                 None => Query::Direct,
-                Some(q_rank) => Query::Latent {
-                    norm: loader.norm("q_a_layernorm", q_rank)?,
-                    up: loader.matrix("q_b_proj", heads * (nope + pe), q_rank)?,
-                },
+                Some(_) => {
+                    Query::Latent { norm: loader.vector("q_a_layernorm")?, up: loader.matrix("q_b_proj")? }
+                }
             },
             core: LatentWeights {
-                norm: loader.norm("kv_a_layernorm", rank)?,
+                norm: loader.vector("kv_a_layernorm")?,
                 eps: EPS,
-                rope: loader.backend.rope_table(&config.rope)?,
-                nope,
-                mla: load_head_weights(loader, config)?,
+                rope: loader.backend.rope_table(&spec.rope)?,
+                nope: spec.nope,
+                mla: MlaWeights {
+                    embed_q: loader.head_matrices("embed_q")?,
+                    unembed_out: loader.head_matrices("unembed_out")?,
+                },
             },
-            o_proj: loader.matrix("o_proj", hidden, heads * value_dim)?,
-            config: config.clone(),
+            o_proj: loader.matrix("o_proj")?,
+            config: spec.clone(),
         })
-    }
-
-    pub fn kv_shape(&self, float: CacheFloat) -> KvShape {
-        KvShape { heads: 1, key_dim: self.config.rank + self.config.pe, value_dim: 0, float, window: None }
     }
 
     /// `h [n, d]` to `h + f(norm(h))`.
@@ -153,7 +63,7 @@ impl<B: Backend> LatentAttention<B> {
         batch: &Batch<B>,
         mut caches: Vec<&mut B::KvCache>,
     ) -> Result<B::Tensor> {
-        let LatentConfig { heads, scale, .. } = self.config;
+        let LatentSpec { heads, scale, .. } = self.config;
         let [q, kv] = b.norm_matmuls(&h, norm, self.projections.each_ref())?;
         let q = match &self.query {
             Query::Direct => q,

@@ -7,8 +7,7 @@ use std::process::ExitCode;
 use backend::{CacheFloat, KvShape};
 use checkpoint::{Checkpoint, Dtype};
 use clap::Args;
-use cpu::Cpu;
-use engine::{Engine, bytes};
+use engine::{Caches, bytes};
 use models::counted;
 
 use crate::error::Error;
@@ -127,25 +126,19 @@ fn describe_unused(unused: &[String], table: &mut Table) {
     }
 }
 
-fn describe_running(engine: &Engine<Cpu>, machine: &AnyMachine, table: &mut Table) {
-    let float = match engine.cache() {
+fn describe_running(caches: &Caches, float: CacheFloat, machine: &AnyMachine, table: &mut Table) {
+    let float = match float {
         CacheFloat::F16 => "f16",
         CacheFloat::F32 => "f32",
         CacheFloat::Q8 => "q8",
     };
-    let fixed = engine.state_bytes(0);
-    let per_token = (engine.state_bytes(KvShape::BLOCK) - fixed) / KvShape::BLOCK as u64;
+    let fixed = caches.bytes(0);
+    let per_token = (caches.bytes(KvShape::BLOCK) - fixed) / KvShape::BLOCK as u64;
     let fixed = if fixed == 0 { String::new() } else { format!(" and {} of recurrent state", bytes(fixed)) };
     table.row("caches", format!("{} per token in {float}{fixed}, for each sequence", bytes(per_token)));
-    let context = engine.context();
-    table.row(
-        "here",
-        format!(
-            "a context of {}, with {} of caches",
-            counted(context, "token"),
-            bytes(engine.state_bytes(context))
-        ),
-    );
+    let context = caches.context();
+    let (tokens, size) = (counted(context, "token"), bytes(caches.bytes(context)));
+    table.row("here", format!("a context of {tokens}, with {size} of caches"));
     let (machine, free) = machine.describe();
     let free = free.map_or(String::new(), |free| format!("; {} of memory free", bytes(free)));
     table.row("machine", format!("{machine}{free}"));
@@ -172,7 +165,7 @@ pub fn run(mut args: InspectArgs) -> Result<ExitCode, Error> {
     let machine = args.model.machine.machine(checkpoint.total_bytes());
     let opened =
         machine.and_then(|machine| Ok((args.model.machine.outline(&checkpoint, &machine)?, machine)));
-    let ((engine, plan), machine) = match opened {
+    let ((outline, plan, caches), machine) = match opened {
         Ok(opened) => opened,
         Err(error) => {
             // What can be said of a model that does not run is still worth saying.
@@ -181,17 +174,17 @@ pub fn run(mut args: InspectArgs) -> Result<ExitCode, Error> {
             return Err(error);
         }
     };
-    let summary = engine.model().summary();
+    let summary = outline.summary();
     let context = summary.context.map_or(String::new(), |n| format!(", context {n}"));
     table.row("shape", format!("hidden size {}, vocabulary {}{context}", summary.hidden, summary.vocabulary));
     summary.parts.iter().for_each(|(name, text)| table.row(name, text));
-    if engine.model().draft_shape(engine.cache()).is_some() {
+    if outline.spec().drafter.is_some() {
         table.row("drafting head", "1 layer, with which `serve` guesses tokens that the model checks");
     }
     let unused = checkpoint.unused();
     describe_weights(&checkpoint, &mut table)?;
     describe_unused(&unused, &mut table);
-    describe_running(&engine, &machine, &mut table);
+    describe_running(&caches, args.model.machine.cache_float(), &machine, &mut table);
     if let Some(plan) = plan {
         table.row("plan", plan.to_string());
     }

@@ -8,9 +8,8 @@ use std::time::Instant;
 
 use checkpoint::Checkpoint;
 use clap::Args;
-use cpu::Cpu;
 use engine::bytes;
-use models::counted;
+use models::{Outline, counted};
 
 use crate::error::Error;
 use crate::progress::Progress;
@@ -63,9 +62,8 @@ pub fn run(args: &QuantizeArgs) -> Result<ExitCode, Error> {
     let start = Instant::now();
     let layout = args.mode.layout(args.bits, args.group)?;
     let checkpoint = Checkpoint::open(&args.src)?;
-    // Nothing is computed: the weights only pass through the model's checks.
-    let weights = models::weights(&checkpoint, &Cpu::new(cpu::Options::default())?)?;
-    let plan = Plan::new(&checkpoint, weights, layout, args.mixed.as_deref())?;
+    let outline = Outline::open(&checkpoint, true)?;
+    let plan = Plan::new(&checkpoint, outline, layout, args.mixed.as_deref())?;
     let config = quantize::config(checkpoint.config().root(), plan.quantization(), &args.src);
     let files = quantize::companions(&args.src)?;
 

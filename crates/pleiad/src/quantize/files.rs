@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use checkpoint::Float;
 use serde_json::{Map, Value};
 
 use super::error::{Error, Result};
@@ -35,6 +36,18 @@ pub fn config(source: &Value, quantization: Value, folder: &Path) -> Value {
     Value::Object(Map::from_iter(entries))
 }
 
+/// The type that floats are cast to: mlx-lm takes the config's word, and without one leaves every tensor its own.
+pub(super) fn cast(config: &Value) -> Option<Float> {
+    let text = || config.get("text_config").and_then(|text| text.get("dtype"));
+    let named = config.get("torch_dtype").filter(|name| !name.is_null()).or_else(text)?;
+    match named.as_str()? {
+        "bfloat16" => Some(Float::Bf16),
+        "float16" => Some(Float::F16),
+        "float32" => Some(Float::F32),
+        _ => None,
+    }
+}
+
 fn generation_eos(folder: &Path) -> Option<Value> {
     let text = std::fs::read_to_string(folder.join("generation_config.json")).ok()?;
     let eos = serde_json::from_str::<Value>(&text).ok()?.get("eos_token_id")?.clone();
@@ -64,6 +77,18 @@ pub fn companions(folder: &Path) -> Result<Vec<(String, PathBuf)>> {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn floats_are_cast_to_what_the_config_says() {
+        for (config, float) in [
+            (json!({"torch_dtype": "float16", "text_config": {"dtype": "bfloat16"}}), Some(Float::F16)),
+            (json!({"torch_dtype": null, "text_config": {"dtype": "bfloat16"}}), Some(Float::Bf16)),
+            (json!({"dtype": "bfloat16"}), None),
+            (json!({"torch_dtype": "auto"}), None),
+        ] {
+            assert_eq!(cast(&config), float, "{config}");
+        }
+    }
 
     #[test]
     fn the_config_is_what_mlx_lm_saves() {

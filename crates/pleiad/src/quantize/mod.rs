@@ -1,12 +1,10 @@
 //! From a plain checkpoint, however its tensors are named and laid out, to the quantised one that mlx-lm would write.
 //!
-//! `family` is what mlx-lm's classes say of their weights, `recipe` what the user says of single ones, `plan` what
-//! becomes of each, `source` reads matrices block by block, `encode` quantises a block, `write` streams the result to
+//! `recipe` is what the user says of single weights, `plan` what becomes of each, `source` reads matrices block by block, `encode` quantises a block, `write` streams the result to
 //! disk, `files` makes `config.json` and finds the tokenizer's files.
 
 mod encode;
 mod error;
-mod family;
 mod files;
 mod layout;
 mod plan;

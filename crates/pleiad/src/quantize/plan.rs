@@ -1,13 +1,14 @@
 //! What becomes of every weight.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use checkpoint::{Checkpoint, Dtype, Float, Mode, QuantSpec, TensorSpec};
-use models::{Loaded, Weights};
+use models::{Family, Kind, ListedWeight, Outline, Part, Quantise, Stored, WeightSpec};
 use serde_json::{Map, Value, json};
 
 use super::error::{Error, Result};
-use super::family::{self, Role};
+use super::files::cast;
 use super::recipe::{Recipe, Verdict};
 use super::source::Matrices;
 
@@ -49,21 +50,24 @@ impl Plan {
     /// Decides about every weight of a model. `mixed` is a recipe's name or file.
     pub fn new(
         checkpoint: &Checkpoint,
-        weights: Weights,
+        outline: Outline,
         default: QuantSpec,
         mixed: Option<&str>,
     ) -> Result<Plan> {
-        let family = checkpoint.config().model_type()?.to_owned();
-        let matrix = |(path, loaded): &(String, Loaded)| {
-            !matches!(loaded, Loaded::Values { .. }) && family::role(&family, path) != Role::Fixed
+        let family = outline.family();
+        let paths = |of_drafter: bool| {
+            let specs = outline.weights().iter().map(|weight| &weight.spec);
+            specs
+                .filter(|spec| (spec.part == Part::Drafter) == of_drafter && spec.is_matrix())
+                .filter(|spec| family.quantise(spec.role) != Quantise::Never)
+                .map(|spec| spec.path.as_str())
+                .collect::<Vec<_>>()
         };
-        let [layers, head] = [&weights.model, &weights.drafter].map(|weights| {
-            weights.iter().filter(|w| matrix(w)).map(|(path, _)| path.as_str()).collect::<Vec<_>>()
-        });
-        let recipe = mixed.map(|name| Recipe::open(name, default, &layers, &head)).transpose()?;
+        let open = |name| Recipe::open(name, default, &paths(false), &paths(true));
+        let recipe = mixed.map(open).transpose()?;
         let mut planner = Planner {
-            checkpoint,
-            cast: family::cast(checkpoint.config().root()),
+            folder: checkpoint.folder(),
+            cast: cast(checkpoint.config().root()),
             family,
             recipe,
             plan: Plan {
@@ -75,9 +79,11 @@ impl Plan {
                 parameters: 0,
             },
         };
-        planner.add(weights.model)?;
+        let (drafter, model): (Vec<_>, Vec<_>) =
+            outline.into_weights().into_iter().partition(|weight| weight.spec.part == Part::Drafter);
+        model.into_iter().try_for_each(|weight| planner.add(weight))?;
         planner.plan.drafter = planner.plan.weights.len();
-        planner.add(weights.drafter)?;
+        drafter.into_iter().try_for_each(|weight| planner.add(weight))?;
         planner.finish()
     }
 
@@ -157,36 +163,33 @@ fn layout_json(QuantSpec { mode, bits, group }: QuantSpec) -> Map<String, Value>
 
 /// A plan in the making.
 struct Planner<'a> {
-    checkpoint: &'a Checkpoint,
-    family: String,
+    /// Of the source, for messages.
+    folder: &'a Path,
+    family: &'static Family,
+    /// The type that floats are cast to.
     cast: Option<Float>,
     recipe: Option<Recipe>,
     plan: Plan,
 }
 
 impl Planner<'_> {
-    /// The type in which a tensor that has one is written.
-    fn float(&self, name: &str, had: Float) -> Float {
-        if family::keeps_its_type(&self.family, name) { had } else { self.cast.unwrap_or(had) }
-    }
-
-    fn add(&mut self, weights: Vec<(String, Loaded)>) -> Result<()> {
-        weights.into_iter().try_for_each(|(path, loaded)| match loaded {
-            Loaded::Values { shape, values } => {
-                self.values(path, shape, values);
+    fn add(&mut self, weight: ListedWeight) -> Result<()> {
+        let ListedWeight { spec, stored } = weight;
+        match stored {
+            Stored::Values { values, float } => {
+                let keeps = self.family.keeps_type.contains(&spec.role);
+                self.values(spec.tensor(), spec.shape(), values, float, keeps);
                 Ok(())
             }
-            Loaded::Matrix(weight) => self.matrices(path, Matrices::new(weight, false, false)),
-            Loaded::Stack { weight, .. } => self.matrices(path, Matrices::new(weight, true, false)),
-            Loaded::Heads { weight, transposed } => {
-                self.matrices(path, Matrices::new(weight, true, transposed))
+            Stored::Matrices { weight, transposed, bias } => {
+                let stacked = !matches!(spec.kind, Kind::Matrix { .. });
+                self.matrices(spec, Matrices::new(weight, stacked, transposed), bias.unwrap_or(Float::F32))
             }
-        })
+        }
     }
 
-    fn values(&mut self, name: String, shape: Vec<usize>, values: Vec<f32>) {
-        let had = stored_float(self.checkpoint, &name);
-        let float = self.float(&name, had);
+    fn values(&mut self, name: String, shape: Vec<usize>, values: Vec<f32>, had: Float, keeps: bool) {
+        let float = if keeps { had } else { self.cast.unwrap_or(had) };
         self.plan.parameters += values.len() as u64;
         self.plan.weights.push(Planned {
             path: name,
@@ -195,51 +198,50 @@ impl Planner<'_> {
         });
     }
 
-    fn matrices(&mut self, path: String, source: Matrices) -> Result<()> {
+    fn matrices(&mut self, spec: WeightSpec, source: Matrices, bias: Float) -> Result<()> {
         let had = source.float().map_err(|found| Error::AlreadyQuantised {
-            folder: self.checkpoint.folder().into(),
-            name: path.clone(),
+            folder: self.folder.into(),
+            name: spec.path.clone(),
             found,
         })?;
         if let Some((shape, values)) = source.bias() {
-            self.values(format!("{path}.bias"), shape, values);
+            self.values(format!("{}.bias", spec.path), shape, values, bias, false);
         }
-        let layout = self.layout(&path, source.cols());
-        let float = self.float(&format!("{path}.weight"), had);
+        let layout = self.layout(&spec, source.cols());
         self.plan.parameters += source.values();
         self.plan.weights.push(Planned {
-            path,
+            path: spec.path,
             contents: Contents::Matrices { source: Box::new(source), layout },
-            float,
+            float: self.cast.unwrap_or(had),
         });
         Ok(())
     }
 
     /// How a matrix is quantised, if at all; a layout other than the default gets its entry in the config.
-    fn layout(&mut self, path: &str, cols: usize) -> Option<QuantSpec> {
+    fn layout(&mut self, WeightSpec { path, role, .. }: &WeightSpec, cols: usize) -> Option<QuantSpec> {
         let default = self.plan.default;
-        let role = family::role(&self.family, path);
+        let by_family = self.family.quantise(*role);
         let verdict = match &self.recipe {
-            _ if role == Role::Fixed => Verdict::Keep,
+            _ if by_family == Quantise::Never => Verdict::Keep,
             Some(recipe) => recipe.verdict(path),
             None => Verdict::Silent,
         };
-        let (layout, entry) = match (verdict, role) {
-            (Verdict::Keep, _) | (_, Role::Fixed) => return None,
+        let (layout, entry) = match (verdict, by_family) {
+            (Verdict::Keep, _) | (_, Quantise::Never) => return None,
             (Verdict::Quantise(layout), _) => (layout, Some(Value::Object(layout_json(layout)))),
             // mlx-lm's predicates name no mode: it is affine.
-            (Verdict::Silent, Role::Decides(layout)) => {
+            (Verdict::Silent, Quantise::As(layout)) => {
                 (layout, Some(json!({"group_size": layout.group, "bits": layout.bits})))
             }
-            (Verdict::Silent, Role::Ordinary) => (default, None),
+            (Verdict::Silent, Quantise::Ordinary) => (default, None),
         };
         // mlx-lm looks at the default group also where a family has another; files of patterns are our own.
         let by_pattern = matches!(self.recipe, Some(Recipe::Patterns { .. })) && verdict != Verdict::Silent;
         if !cols.is_multiple_of(layout.group) || (!by_pattern && !cols.is_multiple_of(default.group)) {
-            self.plan.skipped.push((path.to_owned(), cols));
+            self.plan.skipped.push((path.clone(), cols));
             return None;
         }
-        self.plan.entries.extend(entry.map(|entry| (path.to_owned(), entry)));
+        self.plan.entries.extend(entry.map(|entry| (path.clone(), entry)));
         Some(layout)
     }
 
@@ -260,18 +262,4 @@ impl Planner<'_> {
         drafter.sort_by_key(odd);
         Ok(self.plan)
     }
-}
-
-/// The type of a tensor in the source, by mlx-lm's name for it: it may be stored under one of several branches.
-fn stored_float(checkpoint: &Checkpoint, name: &str) -> Float {
-    let inner = name.strip_prefix("language_model.").unwrap_or(name);
-    let inside = inner.strip_prefix("model.").map(|rest| format!("model.language_model.{rest}"));
-    let names =
-        [Some(name.to_owned()), Some(inner.to_owned()), Some(format!("language_model.{inner}")), inside];
-    names
-        .into_iter()
-        .flatten()
-        .filter(|name| checkpoint.contains(name))
-        .find_map(|name| Float::from_dtype(checkpoint.tensor(&name).ok()?.dtype))
-        .unwrap_or(Float::F32)
 }

@@ -57,6 +57,10 @@ pub enum Error {
     #[error("interrupted; what was written is removed again")]
     Interrupted,
 
+    /// The shape makes no sense.
+    #[error(transparent)]
+    Model(#[from] models::Error),
+
     /// The folder cannot be written.
     #[error(transparent)]
     Checkpoint(#[from] checkpoint::Error),

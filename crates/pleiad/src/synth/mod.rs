@@ -1,15 +1,14 @@
-//! `pleiad synth`: a checkpoint with random weights and the shape of a real model, as mlx-lm would have written it.
+//! `pleiad synth`: a checkpoint with random weights and the shape of a real model, as mlx-lm would
+//! have written it.
 //!
-//! Speed and memory depend on shapes, not on what the weights say; the text such a model writes is noise. `presets`
-//! holds the shapes, one file per family says which tensors it has, `plan` what becomes of them when they are
-//! quantised, `random` what is in them, `write` streams them to disk.
+//! Speed and memory depend on shapes, not on what the weights say; the text such a model writes is
+//! noise. Families know the shapes and the list of weights; `presets` finds a shape and makes it
+//! shorter, `plan` says what becomes of its weights when they are quantised, `random` what is in
+//! them, `write` streams them to disk.
 
-mod deepseek;
 mod error;
-mod gemma;
 mod plan;
 mod presets;
-mod qwen;
 mod random;
 #[cfg(test)]
 mod tests;
@@ -29,6 +28,7 @@ pub use presets::names;
 use crate::progress::Progress;
 use crate::terminal;
 use error::Result;
+use plan::Plan;
 
 /// Arguments of `pleiad synth`.
 #[derive(Clone, Debug, clap::Args)]
@@ -69,19 +69,23 @@ fn preset_help() -> String {
 /// Makes the checkpoint, with progress on the standard error stream, and returns its size.
 pub fn make(args: &SynthArgs) -> Result<u64> {
     let preset = presets::find(&args.preset)?;
-    let layers = preset.layers(args.layers)?;
+    let mut config = presets::config(preset);
+    let all = presets::layers(&mut config);
+    presets::shorten(preset.name, &mut config, args.layers)?;
+    let layers = presets::layers(&mut config);
     let quant = presets::quantization(args.bits, args.group)?;
-    let (config, plan) = preset.family.plan(layers, quant, args.drafter);
+    let plan = Plan::new(&mut config, quant, args.drafter)?;
     let total = plan.total_bytes();
 
-    eprintln!("{}, {layers} of {} layers: {} of random weights", preset.name, preset.layers, bytes(total));
+    eprintln!("{}, {layers} of {all} layers: {} of random weights", preset.name, bytes(total));
     terminal::catch_interrupts();
     let mut progress = Progress::new(total);
     write::write(&args.dst, &config, plan, preset.files, args.seed, |done| progress.add(done))?;
     Ok(total)
 }
 
-/// Makes the checkpoint: progress on the standard error stream, what was made on the standard output.
+/// Makes the checkpoint: progress on the standard error stream, what was made on the standard
+/// output.
 pub fn run(args: &SynthArgs) -> Result<()> {
     let start = Instant::now();
     let total = make(args)?;

@@ -1,16 +1,17 @@
-//! What a checkpoint will hold: names, types, shapes and contents of its tensors, as mlx-lm's quantiser leaves them.
+//! What a checkpoint will hold: names, types, shapes and contents of its tensors, as mlx-lm's
+//! quantiser leaves them.
 
-use std::fmt::Display;
+use std::path::Path;
 
-use checkpoint::{Dtype, Float, Mode, QuantSpec, TensorSpec};
+use checkpoint::{Config, Dtype, Float, QuantSpec, TensorSpec};
+use models::{Family, Part, Quantise, Role, WeightSpec};
 use serde_json::{Map, Value, json};
 
+use super::error::Result;
 use super::random::Fill;
 
-/// How mlx-lm quantises routers and gates of shared experts, whatever the rest has.
-const ROUTER: QuantSpec = QuantSpec { mode: Mode::Affine, bits: 8, group: 64 };
-
-/// Tensors of odd sizes go behind all others, so that those stay aligned to this many bytes within a shard.
+/// Tensors of odd sizes go behind all others, so that those stay aligned to this many bytes within
+/// a shard.
 const ALIGNMENT: u64 = 64;
 
 /// One tensor to be.
@@ -40,20 +41,26 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Nothing yet; matrices will be quantised as told.
-    pub fn new(default: QuantSpec) -> Plan {
-        Plan { default, exceptions: Vec::new(), tensors: Vec::new(), drafter: None }
-    }
-
-    /// The root of the tree of names.
-    pub fn root(&mut self) -> Branch<'_> {
-        Branch { plan: self, path: String::new() }
-    }
-
-    /// The same for a drafting head, when everything else is planned.
-    pub fn drafter(&mut self) -> Branch<'_> {
-        self.drafter = Some(self.tensors.len());
-        self.root()
+    /// The tensors of the model that a `config.json` declares, whose matrices are quantised as
+    /// told; with a drafting head, where it is wanted and the family has such. The config learns
+    /// how they were quantised.
+    pub fn new(config: &mut Value, default: QuantSpec, drafter: bool) -> Result<Plan> {
+        let declared = Config::from_str(&config.to_string(), Path::new("config.json"))?;
+        let family = Family::of(&declared)?;
+        let mut spec = family.spec(&declared)?;
+        spec.drafter = spec.drafter.filter(|_| drafter);
+        let mut plan = Plan { default, exceptions: Vec::new(), tensors: Vec::new(), drafter: None };
+        for weight in spec.weights(family.prefix) {
+            if weight.part == Part::Drafter {
+                plan.drafter.get_or_insert(plan.tensors.len());
+            }
+            plan.add(family, &weight);
+        }
+        // mlx-lm writes it under both names.
+        for name in ["quantization", "quantization_config"] {
+            config[name] = plan.quantization();
+        }
+        Ok(plan)
     }
 
     /// Bytes of all tensors.
@@ -82,89 +89,72 @@ impl Plan {
         }
         Value::Object(section)
     }
-}
 
-/// A place in the tree of names.
-pub(super) struct Branch<'a> {
-    plan: &'a mut Plan,
-    path: String,
-}
-
-impl Branch<'_> {
-    /// A branch of this one.
-    pub fn at(&mut self, name: impl Display) -> Branch<'_> {
-        Branch { path: format!("{}{name}.", self.path), plan: self.plan }
-    }
-
-    /// A linear layer `[rows, cols]` whose outputs are about as large as its inputs.
-    pub fn linear(&mut self, name: &str, rows: usize, cols: usize) {
-        self.linear_with_gain(name, rows, cols, 1.0);
-    }
-
-    /// The same with outputs `gain` times as large.
-    pub fn linear_with_gain(&mut self, name: &str, rows: usize, cols: usize, gain: f32) {
-        self.matrix(name, &[], rows, cols, gain, None);
-    }
-
-    /// A stack of linear layers `[count, rows, cols]`.
-    pub fn stack(&mut self, name: &str, count: usize, rows: usize, cols: usize) {
-        self.stack_with_gain(name, count, rows, cols, 1.0);
-    }
-
-    /// The same with outputs `gain` times as large.
-    pub fn stack_with_gain(&mut self, name: &str, count: usize, rows: usize, cols: usize, gain: f32) {
-        self.matrix(name, &[count], rows, cols, gain, None);
-    }
-
-    /// A linear layer that decides over others and is kept more precisely.
-    pub fn router(&mut self, name: &str, rows: usize, cols: usize, gain: f32) {
-        self.matrix(name, &[], rows, cols, gain, Some(ROUTER));
-    }
-
-    /// The weight of a norm.
-    pub fn norm(&mut self, name: &str, width: usize) {
-        self.norm_around(name, width, 1.0);
-    }
-
-    /// The weight of a norm that also scales.
-    pub fn norm_around(&mut self, name: &str, width: usize, centre: f32) {
-        self.plain(&format!("{name}.weight"), &[width], Float::Bf16, Fill::around(centre));
-    }
-
-    /// A tensor that is not quantised, under its full name.
-    pub fn plain(&mut self, name: &str, shape: &[usize], float: Float, fill: Fill) {
-        let name = format!("{}{name}", self.path);
-        self.push(name.clone(), float.dtype(), shape.to_vec(), fill, name);
-    }
-
-    fn matrix(
-        &mut self,
-        name: &str,
-        stack: &[usize],
-        rows: usize,
-        cols: usize,
-        gain: f32,
-        exception: Option<QuantSpec>,
-    ) {
-        let path = format!("{}{name}", self.path);
-        let shape = |cols: usize| [stack, &[rows, cols]].concat();
-        let deviation = gain / (cols as f32).sqrt();
-        // mlx-lm looks at the default group, also where another one applies.
-        if !cols.is_multiple_of(self.plan.default.group) {
-            let name = format!("{path}.weight");
-            return self.push(name.clone(), Dtype::BF16, shape(cols), Fill::spread(deviation), name);
+    fn add(&mut self, family: &Family, weight: &WeightSpec) {
+        if !weight.is_matrix() {
+            let float = if family.keeps_type.contains(&weight.role) { Float::F32 } else { Float::Bf16 };
+            let (name, shape) = (weight.tensor(), weight.shape());
+            return self.push(name.clone(), float.dtype(), shape.clone(), values(weight.role, &shape), name);
         }
-        self.plan.exceptions.extend(exception.map(|spec| (path.clone(), spec)));
-        let QuantSpec { bits, group, .. } = exception.unwrap_or(self.plan.default);
+        let mut shape = weight.shape();
+        let [.., rows, cols] = shape[..] else { return };
+        let by_family = family.quantise(weight.role);
+        let deviation = match by_family {
+            // Rounded otherwise than a quotient is, and the same bytes as ever.
+            Quantise::Never => (cols as f32).powf(-0.5),
+            _ => gain(weight.role, rows, cols) / (cols as f32).sqrt(),
+        };
+        // mlx-lm looks at the default group, also where another one applies.
+        if by_family == Quantise::Never || !cols.is_multiple_of(self.default.group) {
+            let fill = Fill::spread(deviation);
+            return self.push(weight.tensor(), Dtype::BF16, shape, fill, weight.tensor());
+        }
+        let QuantSpec { bits, group, .. } = match by_family {
+            Quantise::As(layout) => {
+                self.exceptions.push((weight.path.clone(), layout));
+                layout
+            }
+            Quantise::Ordinary | Quantise::Never => self.default,
+        };
         let step = Fill::step(deviation, bits);
-        let part = |part: &str| format!("{path}.{part}");
-        self.push(part("weight"), Dtype::U32, shape(cols / 32 * bits as usize), Fill::Codes, part("weight"));
-        self.push(part("scales"), Dtype::BF16, shape(cols / group), Fill::Scales { step }, part("scales"));
-        let fill = Fill::Biases { step, bits };
-        self.push(part("biases"), Dtype::BF16, shape(cols / group), fill, part("scales"));
+        let part = |part: &str| format!("{}.{part}", weight.path);
+        let last = shape.len() - 1;
+        shape[last] = cols / 32 * bits as usize;
+        self.push(part("weight"), Dtype::U32, shape.clone(), Fill::Codes, part("weight"));
+        shape[last] = cols / group;
+        let fill = Fill::Scales { step };
+        self.push(part("scales"), Dtype::BF16, shape.clone(), fill, part("scales"));
+        self.push(part("biases"), Dtype::BF16, shape, Fill::Biases { step, bits }, part("scales"));
     }
 
     fn push(&mut self, name: String, dtype: Dtype, shape: Vec<usize>, fill: Fill, stream: String) {
-        self.plan.tensors.push(Planned { spec: TensorSpec { name, dtype, shape }, fill, stream });
+        self.tensors.push(Planned { spec: TensorSpec { name, dtype, shape }, fill, stream });
+    }
+}
+
+/// How many times as large as its inputs the outputs of a matrix are, so that activations stay near
+/// 1.
+fn gain(role: Role, rows: usize, cols: usize) -> f32 {
+    match role {
+        // Rows are looked up, not summed over: values near 1, on a par with what the layers add.
+        Role::Embedding { scale } => (cols as f32).sqrt() / scale,
+        Role::Head => 2.0,
+        // The input comes divided by its length.
+        Role::Router { normed: true } => (cols as f32).sqrt(),
+        // What has to come out near 1 is the product of the transposed matrix with the latent.
+        Role::IntoLatent => (cols as f32 / rows as f32).sqrt(),
+        _ => 1.0,
+    }
+}
+
+/// What values that are no matrix are filled with.
+fn values(role: Role, shape: &[usize]) -> Fill {
+    match role {
+        Role::Factor { about } => Fill::around(about),
+        Role::RouterBias => Fill::Uniform { low: 0.0, high: 0.1 },
+        Role::Convolution => Fill::spread((shape[1] as f32).powf(-0.5)),
+        Role::Decay => Fill::DecayRate,
+        Role::TimeStep => Fill::TimeStep,
+        _ => Fill::spread(1.0),
     }
 }

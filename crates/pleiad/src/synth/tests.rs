@@ -9,34 +9,35 @@ use std::{
 use backend::{Backend, CacheFloat};
 use checkpoint::{Checkpoint, Dtype, QuantSpec};
 use cpu::{Cpu, Options};
-use models::{Logits, Model, Request};
-use serde_json::Value;
+use models::{Logits, Model, Preset, Request};
+use serde_json::{Value, json};
 
 use super::{
     Error, SynthArgs,
-    deepseek::DeepSeek,
-    gemma::Gemma,
     plan::{Plan, Planned},
-    presets::{self, Family, PRESETS},
-    qwen::Qwen,
-    run, write,
+    presets, run, write,
 };
 
 fn quant(bits: u32, group: usize) -> QuantSpec {
     presets::quantization(bits, group).unwrap()
 }
 
-fn plan(name: &str, layers: Option<usize>) -> (Value, Plan) {
-    let preset = presets::find(name).unwrap();
-    preset.family.plan(preset.layers(layers).unwrap(), quant(4, 64), false)
+/// The config of so many layers of a preset.
+fn config(preset: &Preset, layers: Option<usize>) -> Value {
+    let mut config = presets::config(preset);
+    presets::shorten(preset.name, &mut config, layers).unwrap();
+    config
 }
 
-fn experts(family: &Family) -> usize {
-    match family {
-        Family::Qwen(shape) => shape.experts,
-        Family::DeepSeek(shape) => shape.experts,
-        Family::Gemma(shape) => shape.experts,
-    }
+fn plan(name: &str, layers: Option<usize>) -> (Value, Plan) {
+    let mut config = config(presets::find(name).unwrap(), layers);
+    let plan = Plan::new(&mut config, quant(4, 64), false).unwrap();
+    (config, plan)
+}
+
+fn experts(config: &mut Value) -> u64 {
+    let text = presets::text(config);
+    ["num_experts", "n_routed_experts"].iter().find_map(|field| text.get(field)?.as_u64()).unwrap()
 }
 
 /// How many weights the codes of a plan stand for, and its plain values.
@@ -74,9 +75,9 @@ fn sizes_are_those_of_the_table() {
         ("gemma-4-26b-a4b", 3_345_408, 25.2),
         ("deepseek-mini", 3_538_944, 12.4),
     ] {
-        let (config, plan) = plan(name, None);
+        let (mut config, plan) = plan(name, None);
         let tensors = plan.into_tensors().0;
-        let experts = experts(&presets::find(name).unwrap().family);
+        let experts = experts(&mut config);
         let mut layers: BTreeMap<&str, u64> = BTreeMap::new();
         for tensor in &tensors {
             if let Some((layer, _)) = tensor.spec.name.split_once(".switch_") {
@@ -84,7 +85,7 @@ fn sizes_are_those_of_the_table() {
             }
         }
         assert!(!layers.is_empty(), "{name}");
-        assert!(layers.values().all(|of_layer| *of_layer == bytes * experts as u64), "{name}: {layers:?}");
+        assert!(layers.values().all(|of_layer| *of_layer == bytes * experts), "{name}: {layers:?}");
         let found = parameters(&tensors, &config) as f64 / 1e9;
         assert!((found - billions).abs() < 0.1, "{name}: {found} billion parameters");
     }
@@ -92,10 +93,12 @@ fn sizes_are_those_of_the_table() {
 
 #[test]
 fn every_plan_is_consistent() {
-    for preset in PRESETS {
-        for layers in [1, 2, 3, 4, preset.layers.min(7), preset.layers] {
+    for preset in presets::all() {
+        let all = presets::layers(&mut presets::config(preset));
+        for layers in [1, 2, 3, 4, all.min(7), all] {
             for (bits, group) in [(4, 64), (3, 32), (8, 64), (5, 128)] {
-                let (config, plan) = preset.family.plan(layers, quant(bits, group), false);
+                let mut config = config(preset, Some(layers));
+                let plan = Plan::new(&mut config, quant(bits, group), false).unwrap();
                 let (total, section) = (plan.total_bytes(), plan.quantization());
                 assert_eq!(config["quantization"], section);
                 let tensors = plan.into_tensors().0;
@@ -145,43 +148,39 @@ fn every_plan_is_consistent() {
 }
 
 /// The same family and proportions, small.
-fn shrunk(family: &Family) -> Family {
-    match family.clone() {
-        Family::Qwen(shape) => Family::Qwen(Qwen {
-            hidden: 128,
-            heads: 4,
-            head_dim: 32,
-            key_heads: 2,
-            value_heads: 2 * shape.value_heads / shape.key_heads,
-            linear_dim: 32,
-            experts: 16,
-            width: 64,
-            vocabulary: 256,
-            ..shape
-        }),
-        Family::DeepSeek(shape) => Family::DeepSeek(DeepSeek {
-            hidden: 128,
-            dense_width: 192,
-            heads: 2,
-            experts: 16,
-            width: 64,
-            vocabulary: 256,
-            ..shape
-        }),
-        Family::Gemma(shape) => Family::Gemma(Gemma {
-            hidden: 128,
-            heads: 4,
-            kv_heads: 2,
-            head_dim: 32,
-            global_kv_heads: 1,
-            global_head_dim: 64,
-            window: 8,
-            experts: 16,
-            width: 64,
-            dense_width: 192,
-            vocabulary: 256,
-            ..shape
-        }),
+fn shrink(config: &mut Value) {
+    let text = presets::text(config);
+    let ratio = |text: &Value| {
+        text["linear_num_value_heads"].as_u64().unwrap_or(2)
+            / text["linear_num_key_heads"].as_u64().unwrap_or(1)
+    };
+    let value_heads = 2 * ratio(text);
+    let gemma = text["model_type"] == "gemma4_text";
+    for (field, value) in [
+        ("hidden_size", 128),
+        ("num_attention_heads", if text.get("kv_lora_rank").is_some() { 2 } else { 4 }),
+        ("num_key_value_heads", 2),
+        ("num_global_key_value_heads", 1),
+        ("head_dim", 32),
+        ("global_head_dim", 64),
+        ("sliding_window", 8),
+        ("linear_num_key_heads", 2),
+        ("linear_num_value_heads", value_heads),
+        ("linear_key_head_dim", 32),
+        ("linear_value_head_dim", 32),
+        ("num_experts", 16),
+        ("n_routed_experts", 16),
+        ("moe_intermediate_size", 64),
+        ("shared_expert_intermediate_size", 64),
+        ("intermediate_size", 192),
+        ("vocab_size", 256),
+    ] {
+        if let Some(found) = text.get_mut(field) {
+            *found = json!(value);
+        }
+    }
+    if gemma {
+        config["vocab_size"] = json!(256);
     }
 }
 
@@ -210,14 +209,13 @@ fn check_runs(folder: &Path, what: &str) {
 #[test]
 fn every_family_that_can_be_loaded_runs() {
     let folder = tempfile::tempdir().unwrap();
-    for preset in PRESETS {
-        let family = shrunk(&preset.family);
-        for (layers, bits, group) in [(1, 4, 64), (2, 4, 32), (4, 3, 32), (7, 4, 64), (4, 8, 128)] {
+    for preset in presets::all() {
+        let all = presets::layers(&mut presets::config(preset));
+        for (layers, bits, group) in [(1, 4, 64), (2, 4, 32), (4, 3, 32), (all.min(7), 4, 64), (4, 8, 128)] {
+            let mut config = config(preset, Some(layers));
+            shrink(&mut config);
             // With a drafting head now and then.
-            let (config, plan) = family.plan(layers, quant(bits, group), layers % 4 == 0);
-            if !models::FAMILIES.contains(&config["model_type"].as_str().unwrap()) {
-                continue;
-            }
+            let plan = Plan::new(&mut config, quant(bits, group), layers % 4 == 0).unwrap();
             let what = format!("{}-{layers}-{bits}-{group}", preset.name);
             let dst = folder.path().join(&what);
             write::write(&dst, &config, plan, &[], 1, |_| {}).unwrap();

@@ -8,10 +8,12 @@ use serde_json::Value;
 use super::{
     error::{Error, Result},
     plan::{Plan, Planned},
-    presets::ExtraFile,
     random::Stream,
 };
 use crate::terminal;
+
+/// A file beside the weights.
+pub(super) type ExtraFile = (&'static str, &'static [u8]);
 
 /// What mlx-lm makes of it too.
 const SHARD_BYTES: u64 = 5 << 30;
