@@ -6,12 +6,12 @@ use serde_json::{Map, Value};
 
 use crate::{Error, Result};
 
-const SUPPORTED: &str = "affine with 2, 3, 4, 5, 6 or 8 bits and groups of 32, 64 or 128, mxfp4 (4 bits, groups of 32), \
+const SUPPORTED: &str = "affine with 1, 2, 3, 4, 5, 6 or 8 bits and groups of 32, 64 or 128, mxfp4 (4 bits, groups of 32), \
     mxfp8 (8 bits, groups of 32), nvfp4 (4 bits, groups of 16), and from other tools than MLX quant_method fp8 (e4m3 with \
     a scale per block), mxfp4 and mxfp8";
 /// The blocks of DeepSeek's originals, which not every config names.
 const FP8_BLOCK: [usize; 2] = [128, 128];
-const BITS: [u32; 6] = [2, 3, 4, 5, 6, 8];
+const BITS: [u32; 7] = [1, 2, 3, 4, 5, 6, 8];
 const GROUPS: [usize; 3] = [32, 64, 128];
 
 /// What a quantised code means.
@@ -352,14 +352,14 @@ mod tests {
             (json!({"group_size": 64, "bits": 4, "mode": "turbo"}), "quantization"),
             (json!({"group_size": 64, "bits": 4, "mode": "mxfp4"}), "quantization"),
             (json!({"group_size": 64, "bits": u64::MAX}), "quantization"),
-            (json!({"group_size": 64, "bits": 4, "x.y": {"bits": 1}}), "x.y"),
+            (json!({"group_size": 64, "bits": 4, "x.y": {"bits": 0}}), "x.y"),
         ] {
             let error = read(json!({ "quantization": section })).unwrap_err();
             assert!(
                 matches!(&error, Error::UnsupportedQuantization { path, .. } if path == blamed),
                 "{error}"
             );
-            assert!(error.to_string().contains("2, 3, 4, 5, 6 or 8 bits"), "{error}");
+            assert!(error.to_string().contains("1, 2, 3, 4, 5, 6 or 8 bits"), "{error}");
         }
         for mode in Mode::ALL {
             assert_eq!(mode.defaults().check("x").unwrap(), mode.defaults());

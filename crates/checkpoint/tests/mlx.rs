@@ -8,9 +8,9 @@ use checkpoint::{
 use common::*;
 use serde_json::{Map, json};
 
-const LAYOUTS: [(u32, usize); 18] = {
-    let (bits, groups) = ([2, 3, 4, 5, 6, 8], [32, 64, 128]);
-    let mut all = [(0, 0); 18];
+const LAYOUTS: [(u32, usize); 21] = {
+    let (bits, groups) = ([1, 2, 3, 4, 5, 6, 8], [32, 64, 128]);
+    let mut all = [(0, 0); 21];
     let mut i = 0;
     while i < all.len() {
         all[i] = (bits[i / 3], groups[i % 3]);

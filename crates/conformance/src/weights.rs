@@ -55,7 +55,7 @@ pub const fn fp8(block_rows: usize, block_cols: usize) -> Format {
 pub fn formats() -> Vec<Format> {
     let floats = [Float::F32, Float::F16, Float::Bf16];
     let mut formats: Vec<Format> = floats.map(Format::Plain).to_vec();
-    for bits in [2, 3, 4, 5, 6, 8] {
+    for bits in [1, 2, 3, 4, 5, 6, 8] {
         for group in [32, 64, 128] {
             formats.extend(floats.map(|scale| affine(bits, group, scale)));
         }

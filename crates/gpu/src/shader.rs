@@ -442,6 +442,7 @@ fn codes(format: Format) -> [&'static str; 3] {
     let (numbers, scale) = match format {
         Format::Affine { bits, scale, .. } => {
             let numbers = match bits {
+                1 => format_piece!("affine1"),
                 2 => format_piece!("affine2"),
                 4 => format_piece!("affine4"),
                 8 => format_piece!("affine8"),
@@ -470,7 +471,7 @@ mod tests {
 
     fn formats() -> Vec<Format> {
         let floats = [Float::F32, Float::F16, Float::Bf16];
-        let affine = [2, 3, 4, 5, 6, 8].into_iter().flat_map(|bits| {
+        let affine = [1, 2, 3, 4, 5, 6, 8].into_iter().flat_map(|bits| {
             let group = move |group| floats.map(|scale| Format::Affine { bits, group, scale });
             [32, 64, 128].into_iter().flat_map(group)
         });

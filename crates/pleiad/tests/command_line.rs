@@ -366,7 +366,9 @@ fn bad_configs() {
     let mrope =
         |c: &mut Value| c["text_config"]["rope_parameters"] = json!({"type": "longrope", "rope_theta": 1e4});
     copy().edit_config(mrope).refused(&["longrope", "yarn"]);
-    copy().edit_config(|c| c["quantization"]["bits"] = json!(7)).refused(&["7 bits", "2, 3, 4, 5, 6 or 8"]);
+    copy()
+        .edit_config(|c| c["quantization"]["bits"] = json!(7))
+        .refused(&["7 bits", "1, 2, 3, 4, 5, 6 or 8"]);
     copy().edit_config(|c| c["quantization"]["mode"] = json!("nf4")).refused(&["nf4"]);
 }
 

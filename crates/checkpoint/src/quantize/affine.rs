@@ -15,15 +15,15 @@ pub struct AffineRows {
 /// Quantises rows of `cols` values: `value = code * scale + bias` with unsigned codes of `bits` bits.
 ///
 /// The end of a group's range that is larger in magnitude becomes the bias and is met exactly; the scale is
-/// then nudged so that zero is a code too. Ties round to even. As MLX does, weights in bf16 or f16 are
+/// then nudged so that zero is a code too. Codes of one bit are the two ends of the range. Ties round to even. As MLX does, weights in bf16 or f16 are
 /// quantised in f32, and scales and biases rounded to their type afterwards: codes do not depend on that
 /// rounding.
 ///
 /// # Panics
-/// If the layout does not exist (bits in {2,3,4,5,6,8}, group in {32,64,128}), the group does not divide
+/// If the layout does not exist (bits in {1,2,3,4,5,6,8}, group in {32,64,128}), the group does not divide
 /// `cols`, or `cols` does not divide the number of values.
 pub fn quantize_affine(values: &[f32], cols: usize, bits: u32, group: usize) -> AffineRows {
-    assert!(matches!(bits, 2 | 3 | 4 | 5 | 6 | 8), "no affine layout has {bits} bits");
+    assert!(matches!(bits, 1..=6 | 8), "no affine layout has {bits} bits");
     assert!(matches!(group, 32 | 64 | 128), "no affine layout has groups of {group}");
     assert!(
         cols > 0 && cols.is_multiple_of(group) && values.len().is_multiple_of(cols),
@@ -60,6 +60,9 @@ fn scale_and_bias(values: &[f32], top: f32) -> (f32, f32) {
     let max = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     // MLX's floor: a constant group would otherwise divide by zero.
     let width = ((max - min) / top).max(1e-7);
+    if top == 1.0 {
+        return (width, min);
+    }
     let (edge, scale) = if min.abs() > max.abs() { (min, width) } else { (max, -width) };
     let steps = (edge / scale).round_ties_even();
     if steps == 0.0 { (scale, 0.0) } else { (edge / steps, edge) }
@@ -77,6 +80,15 @@ mod tests {
         // What mx.quantize gives: 0xffcceef0 in the first word.
         assert_eq!(rows.codes[..4], 0xffcceef0u32.to_le_bytes());
         assert_eq!((rows.scales[0], rows.biases[0]), (-1.0, 15.0));
+    }
+
+    #[test]
+    fn one_bit_is_either_end() {
+        let mut values = [0.0; 32];
+        values[..4].copy_from_slice(&[3.0, -1.0, 1.0, 1.5]);
+        let rows = quantize_affine(&values, 32, 1, 32);
+        // What mx.quantize gives; 1 is in the middle, and goes to the even code.
+        assert_eq!(rows, AffineRows { codes: vec![0b1001, 0, 0, 0], scales: vec![4.0], biases: vec![-1.0] });
     }
 
     #[test]

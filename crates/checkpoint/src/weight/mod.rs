@@ -19,7 +19,7 @@ pub enum Format {
     /// A row is one little-endian bit stream: code `i`, unsigned, sits at bits `[i*bits, (i+1)*bits)`. The
     /// value is `code * scale + bias`, with one scale and one bias of type `scale` per `group` neighbours.
     Affine {
-        /// Bits of a code: 2, 3, 4, 5, 6 or 8.
+        /// Bits of a code: 1, 2, 3, 4, 5, 6 or 8.
         bits: u32,
         /// Neighbours in a row that share a scale and a bias: 32, 64 or 128.
         group: usize,

@@ -34,7 +34,7 @@ def fnv1a(array):
 
 values = rows()
 tensors = {"values": values}
-for bits in (2, 3, 4, 5, 6, 8):
+for bits in (1, 2, 3, 4, 5, 6, 8):
     for group in (32, 64, 128):
         path = f"b{bits}g{group}"
         weight, scales, biases = mx.quantize(values, group_size=group, bits=bits)

@@ -3,7 +3,7 @@
 //! `panel` is for many tokens. For few, codes are widened to 16 bits where they are; activations, which stay whole, have been arranged to meet them:
 //! - 2, 4, 8 bits: a word of 16 bits holds 8, 4 or 2 codes. Shifts and masks make as many registers, and the first holds
 //!   the first code of every word;
-//! - 3, 5, 6 bits: the two bytes that a code lies in are brought to a word by a shuffle, and a mask leaves the code there,
+//! - 1, 3, 5, 6 bits: the two bytes that a code lies in are brought to a word by a shuffle, and a mask leaves the code there,
 //!   `2^s` times too large if it begins at bit `s`. Code `l` of every eight lies in lane `l` of the sums, so that lane is
 //!   too large by the same factor throughout, and one product at the end of a row puts it right.
 
@@ -55,7 +55,7 @@ pub(super) fn arrange(form: Form, numbers: &[i16], out: &mut [i8]) {
     match form.packing {
         packing if form.panel => panel::arrange(packing, numbers, out),
         // Of every two words of a lane, the first meets code `l` of eight, the second code `l` of the next eight.
-        Packing::Bits(3 | 5 | 6) => arrange_blocks::<8, 2>(numbers, out),
+        Packing::Bits(1 | 3 | 5 | 6) => arrange_blocks::<8, 2>(numbers, out),
         Packing::Bits(2) => arrange_blocks::<8, 16>(numbers, out),
         Packing::Bits(4) | Packing::Fp4 => arrange_blocks::<4, 16>(numbers, out),
         Packing::Bits(_) => arrange_blocks::<2, 16>(numbers, out),
@@ -128,6 +128,7 @@ unsafe fn split<const PACKING: usize>(place: *const u8, pick: &Pick) -> [__m256i
             // SAFETY: the second window ends with the register, and the first before.
             let bytes = unsafe {
                 match window_bytes(PACKING) {
+                    2 => _mm256_set1_epi16(place.add(from).cast::<i16>().read_unaligned()),
                     8 => _mm256_set1_epi64x(place.add(from).cast::<i64>().read_unaligned()),
                     _ => _mm256_broadcastsi128_si256(_mm_loadu_si128(place.add(from).cast())),
                 }

@@ -16,6 +16,7 @@ mod rows;
 use std::arch::x86_64::*;
 
 use super::codes::{FP4_CODES, Packing, ScaleType};
+use super::forms::is_stream;
 use super::rounded::Form;
 
 pub(super) use panel::{Panel, panel};
@@ -200,7 +201,7 @@ fn sum_lanes([a, b, c, d]: [__m512; 4]) -> __m128 {
     _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps::<1>(all))
 }
 
-/// Codes of a stream of 3, 5 or 6 bits: 64 of them from `BITS * 8` bytes, one per byte.
+/// Codes of a stream of 1, 3, 5 or 6 bits: 64 of them from `BITS * 8` bytes, one per byte.
 struct Unpack {
     spread: __m512i,
     shifts: __m512i,
@@ -276,7 +277,7 @@ const fn planes(packing: usize) -> usize {
 /// Bytes that a register of codes takes in a row.
 const fn register_bytes(packing: usize) -> usize {
     match packing {
-        3 | 5 | 6 => packing * 8,
+        bits if is_stream(bits) => bits * 8,
         _ => 64,
     }
 }
@@ -286,6 +287,7 @@ macro_rules! by_packing {
     ($packing:expr, $function:ident($($arg:expr),*)) => {
         match $packing {
             Packing::Fp4 => $function::<0>($($arg),*),
+            Packing::Bits(1) => $function::<1>($($arg),*),
             Packing::Bits(2) => $function::<2>($($arg),*),
             Packing::Bits(3) => $function::<3>($($arg),*),
             Packing::Bits(4) => $function::<4>($($arg),*),

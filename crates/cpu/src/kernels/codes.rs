@@ -5,7 +5,7 @@ use checkpoint::{Float, Format, Weight};
 /// How the codes of a row lie in its bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Packing {
-    /// A little-endian stream of codes of so many bits: 2, 3, 4, 5, 6 or 8.
+    /// A little-endian stream of codes of so many bits: 1, 2, 3, 4, 5, 6 or 8.
     Bits(u32),
     /// Four bits that stand for one of 16 floats (e2m1). Twice the value plus 12 is a whole number from 0 to 24, and that
     /// is the code which kernels use; see [`Codes::scale_factor`].
@@ -104,7 +104,7 @@ impl<'a> Codes<'a> {
         assert_eq!(self.scales.len(), self.rows * self.scale_row_bytes());
         match self.packing {
             Packing::Bits(bits) => {
-                assert!(matches!(bits, 2 | 3 | 4 | 5 | 6 | 8));
+                assert!(matches!(bits, 1..=6 | 8));
                 assert_eq!(self.biases.len(), self.scales.len());
             }
             Packing::Fp4 => assert!(self.biases.is_empty()),

@@ -6,6 +6,7 @@ macro_rules! by_form {
     ($packing:expr, $group:expr, $function:ident($($arg:expr),*) $(, $more:literal)?) => {
         match $packing {
             $crate::kernels::Packing::Fp4 => by_form!(0, $group, $function($($arg),*) $(, $more)?; constant),
+            $crate::kernels::Packing::Bits(1) => by_form!(1, $group, $function($($arg),*) $(, $more)?; constant),
             $crate::kernels::Packing::Bits(2) => by_form!(2, $group, $function($($arg),*) $(, $more)?; constant),
             $crate::kernels::Packing::Bits(3) => by_form!(3, $group, $function($($arg),*) $(, $more)?; constant),
             $crate::kernels::Packing::Bits(4) => by_form!(4, $group, $function($($arg),*) $(, $more)?; constant),
@@ -24,10 +25,10 @@ macro_rules! by_form {
 }
 pub(super) use by_form;
 
-/// Whether codes are a stream, in which some lie across two bytes. Such codes are read 32 at a time, through two windows of
+/// Whether codes are read as a stream: those that may lie across two bytes, and single bits. They are read 32 at a time, through two windows of
 /// [`window_bytes`]: one begins where they begin and one ends where they end, so that nothing beyond is read.
 pub(super) const fn is_stream(packing: usize) -> bool {
-    matches!(packing, 3 | 5 | 6)
+    matches!(packing, 1 | 3 | 5 | 6)
 }
 
 /// Bytes of a window on a stream, the least power of two that holds 16 codes.

@@ -109,6 +109,10 @@ unsafe fn split<const PACKING: usize>(place: *const u8, pick: &Pick) -> [int8x16
             // SAFETY: the second window ends with the register, and the first before.
             let stored = unsafe {
                 match window_bytes(PACKING) {
+                    2 => {
+                        let both = place.add(from).cast::<u16>().read_unaligned();
+                        vreinterpretq_u8_u16(vdupq_n_u16(both))
+                    }
                     8 => vcombine_u8(vld1_u8(place.add(from)), vdup_n_u8(0)),
                     _ => vld1q_u8(place.add(from)),
                 }

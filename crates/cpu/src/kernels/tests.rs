@@ -116,7 +116,7 @@ fn rounded(set: Set, form: Form, x: &[f32], cols: usize) -> Rounded {
 fn matrices() -> Vec<Matrix> {
     let mut all = Vec::new();
     for group in [32, 64, 128] {
-        for bits in [2, 3, 4, 5, 6, 8] {
+        for bits in [1, 2, 3, 4, 5, 6, 8] {
             for shape in [(37, 3 * group), (5, 128), (33, 640)] {
                 all.push(Matrix::random(Packing::Bits(bits), group, ScaleType::Bf16, shape));
             }

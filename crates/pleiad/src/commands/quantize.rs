@@ -32,7 +32,7 @@ pub struct QuantizeArgs {
     /// The folder to write; must not exist
     dst: PathBuf,
 
-    /// Bits of a weight: 2, 3, 4, 5, 6 or 8 [default: 4; that of the mode where it is not affine]
+    /// Bits of a weight: 1, 2, 3, 4, 5, 6 or 8 [default: 4; that of the mode where it is not affine]
     #[arg(long)]
     bits: Option<u32>,
 

@@ -12,7 +12,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub enum Error {
     /// Not a layout of MLX.
     #[error(
-        "{what}: MLX has affine with 2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or 128, and with fixed bits and \
+        "{what}: MLX has affine with 1, 2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or 128, and with fixed bits and \
          groups mxfp4 (4, 32), mxfp8 (8, 32) and nvfp4 (4, 16)"
     )]
     Layout {

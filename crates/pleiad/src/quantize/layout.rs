@@ -43,7 +43,7 @@ impl ModeChoice {
         let (default_bits, default_group) = self.defaults();
         let (bits, group) = (bits.unwrap_or(default_bits), group.unwrap_or(default_group));
         let exists = match self {
-            ModeChoice::Affine => matches!(bits, 2..=6 | 8) && matches!(group, 32 | 64 | 128),
+            ModeChoice::Affine => matches!(bits, 1..=6 | 8) && matches!(group, 32 | 64 | 128),
             fixed => (bits, group) == fixed.defaults(),
         };
         let spec = QuantSpec { mode: self.mode(), bits, group };
@@ -62,12 +62,12 @@ mod tests {
 
     #[test]
     fn only_layouts_of_mlx_exist() {
-        for bits in [2, 3, 4, 5, 6, 8] {
+        for bits in [1, 2, 3, 4, 5, 6, 8] {
             for group in [32, 64, 128] {
                 ModeChoice::Affine.layout(Some(bits), Some(group)).unwrap();
             }
         }
-        for (bits, group) in [(1, 64), (7, 64), (16, 64), (4, 16), (4, 0), (4, 256)] {
+        for (bits, group) in [(0, 64), (7, 64), (16, 64), (4, 16), (4, 0), (4, 256)] {
             assert!(ModeChoice::Affine.layout(Some(bits), Some(group)).is_err(), "{bits} {group}");
         }
         let spec = ModeChoice::Nvfp4.layout(None, None).unwrap();

@@ -31,7 +31,9 @@ pub enum Error {
     },
 
     /// Not a layout of MLX.
-    #[error("{bits} bits in groups of {group}: MLX has 2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or 128")]
+    #[error(
+        "{bits} bits in groups of {group}: MLX has 1, 2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or 128"
+    )]
     Quantization {
         /// Bits of a code.
         bits: u32,

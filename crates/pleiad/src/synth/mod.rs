@@ -49,7 +49,7 @@ pub struct SynthArgs {
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub seed: u64,
 
-    /// Bits of a weight: 2, 3, 4, 5, 6 or 8
+    /// Bits of a weight: 1, 2, 3, 4, 5, 6 or 8
     #[arg(long, default_value_t = 4)]
     pub bits: u32,
 

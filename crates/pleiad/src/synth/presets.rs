@@ -67,7 +67,7 @@ pub(super) fn shorten(name: &'static str, config: &mut Value, asked: Option<usiz
 /// A layout of MLX, if it is one.
 pub(super) fn quantization(bits: u32, group: usize) -> Result<QuantSpec> {
     match (bits, group) {
-        (2..=6 | 8, 32 | 64 | 128) => Ok(QuantSpec { mode: Mode::Affine, bits, group }),
+        (1..=6 | 8, 32 | 64 | 128) => Ok(QuantSpec { mode: Mode::Affine, bits, group }),
         _ => Err(Error::Quantization { bits, group }),
     }
 }

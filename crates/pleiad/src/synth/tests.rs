@@ -285,7 +285,7 @@ fn errors_say_what_to_do() {
     }
     for (bits, group) in [(7, 64), (0, 64), (4, 16), (4, 0), (1, 32)] {
         let error = message(SynthArgs { bits, group, ..base.clone() });
-        assert!(error.contains("2, 3, 4, 5, 6 or 8 bits"), "{error}");
+        assert!(error.contains("1, 2, 3, 4, 5, 6 or 8 bits"), "{error}");
     }
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing was written");
 

@@ -31,6 +31,8 @@ QUANTIZE = [
     ("qwen3_next-bf16-hf", 4, 32, "affine", None),
     ("qwen3-yarn-f16", 3, 32, "affine", None),
     ("qwen3-yarn-f16", 8, 32, "mxfp8", None),
+    ("qwen3_moe-bf16-hf", 1, 64, "affine", None),
+    ("qwen3-yarn-f16", 1, 32, "affine", None),
     ("deepseek_v3-plain-bf16-hf", 4, 64, "affine", None),
     ("deepseek_v3-plain-bf16-hf", 4, 32, "mxfp4", None),
     ("deepseek_v3-fp8-hf", 6, 32, "affine", None),

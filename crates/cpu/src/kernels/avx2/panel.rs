@@ -63,6 +63,7 @@ impl Panel {
         unsafe {
             match w.packing {
                 Packing::Fp4 => unpack_panel::<0>(w, first, self),
+                Packing::Bits(1) => unpack_panel::<1>(w, first, self),
                 Packing::Bits(2) => unpack_panel::<2>(w, first, self),
                 Packing::Bits(3) => unpack_panel::<3>(w, first, self),
                 Packing::Bits(4) => unpack_panel::<4>(w, first, self),

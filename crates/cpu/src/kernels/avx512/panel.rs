@@ -5,6 +5,7 @@ use std::arch::x86_64::*;
 use super::{Unpack, load_scales, low_bits, planes, register_bytes, split, widen_bf16};
 use crate::kernels::PANEL;
 use crate::kernels::codes::{Codes, Packing, ScaleType};
+use crate::kernels::forms::is_stream;
 use crate::kernels::rounded::{Form, Rounded};
 
 /// Tokens that meet a panel together.
@@ -73,7 +74,7 @@ impl Panel {
 unsafe fn unpack_panel<const PACKING: usize>(w: &Codes<'_>, first: usize, panel: &mut Panel) {
     let (row_bytes, groups) = (w.row_bytes(), w.groups());
     let elements = 64 * planes(PACKING);
-    let unpack = Unpack::new(if matches!(PACKING, 3 | 5 | 6) { PACKING } else { 8 });
+    let unpack = Unpack::new(if is_stream(PACKING) { PACKING } else { 8 });
     let (codes, scales, biases) =
         (panel.codes.as_mut_ptr(), panel.scales.as_mut_ptr(), panel.biases.as_mut_ptr());
     for half in 0..PANEL / 16 {
@@ -89,18 +90,15 @@ unsafe fn unpack_panel<const PACKING: usize>(w: &Codes<'_>, first: usize, panel:
                 for (r, stored) in stored.iter_mut().enumerate() {
                     let place = w.codes.as_ptr().add(row_at(r) * row_bytes + from);
                     *stored = _mm512_maskz_loadu_epi8(mask, place.cast());
-                    if matches!(PACKING, 3 | 5 | 6) {
+                    if is_stream(PACKING) {
                         *stored = unpack.codes(*stored);
                     }
                     _mm_prefetch::<_MM_HINT_T0>(place.wrapping_add(AHEAD).cast());
                 }
                 for (d, turned) in transpose(stored).into_iter().enumerate() {
                     // Already one code per byte for widths that are streams.
-                    let split = if matches!(PACKING, 3 | 5 | 6) {
-                        [turned; 4]
-                    } else {
-                        split::<PACKING>(turned, &unpack)
-                    };
+                    let split =
+                        if is_stream(PACKING) { [turned; 4] } else { split::<PACKING>(turned, &unpack) };
                     for (p, split) in split.into_iter().enumerate().take(planes(PACKING)) {
                         let dword = i * elements / 4 + d * planes(PACKING) + p;
                         _mm512_storeu_si512(codes.add((dword * PANEL + 16 * half) * 4).cast(), split);

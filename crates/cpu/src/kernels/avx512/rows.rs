@@ -4,6 +4,7 @@ use std::arch::x86_64::*;
 
 use super::{Unpack, load_scales, low_bits, planes, register_bytes, split, sum_lanes, widen_bf16};
 use crate::kernels::codes::{Codes, Packing, ScaleType};
+use crate::kernels::forms::is_stream;
 use crate::kernels::rounded::{Form, Rounded};
 
 /// How far ahead of their use codes are asked for, in the order of addresses and into the second cache. The hardware does not
@@ -98,7 +99,7 @@ unsafe fn some_rows<const PACKING: usize, const ROWS: usize>(
             rows,
             high,
             low: high.add(x.stride / 2),
-            unpack: Unpack::new(if matches!(PACKING, 3 | 5 | 6) { PACKING } else { 8 }),
+            unpack: Unpack::new(if is_stream(PACKING) { PACKING } else { 8 }),
         };
         let mut ahead = codes.wrapping_add(AHEAD);
         let jump = (stream.next as usize).wrapping_sub(stream.end as usize);
