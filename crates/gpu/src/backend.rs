@@ -14,7 +14,7 @@ use crate::ops::attention::Queries;
 use crate::ops::attention_step::Attended;
 use crate::ops::layout::PartOfHeads;
 use crate::ops::product::neighbours;
-use crate::ops::rounded::{Besides, Prepared};
+use crate::ops::rounded::{Besides, Prologue};
 use crate::ops::route;
 use crate::recorder::Copy;
 use crate::recurrent::{floats, numbers};
@@ -48,7 +48,7 @@ impl Gpu {
 
     fn gate_up_of(
         &self,
-        input: &Prepared<'_>,
+        input: &Prologue<'_>,
         [gate, up]: [&Matrix; 2],
         activation: Activation,
     ) -> Result<Tensor> {
@@ -191,7 +191,8 @@ impl Backend for Gpu {
 
     fn sooner_alone(&self) -> usize {
         // Measured on an H200 (docs/performance.md). Experts that are read from disk are read once for all.
-        if self.device.chains && self.device.rounds && self.stream.is_none() { 16 } else { 1 }
+        let alone = self.device.chains() && self.device.rounds && self.stream.is_none();
+        if alone { self.device.profile.steps_alone } else { 1 }
     }
 
     fn beside(&self, task: Box<dyn FnOnce() + Send>) {
@@ -295,7 +296,7 @@ impl Backend for Gpu {
         for w in weights {
             check::matmul("matmul", x.shape(), w.shape())?;
         }
-        self.products(&Prepared::Plain(x), weights)
+        self.products(&Prologue::Plain(x), weights)
     }
 
     fn norm_matmuls<const N: usize>(
@@ -308,7 +309,7 @@ impl Backend for Gpu {
         for w in weights {
             check::matmul("matmul", x.shape(), w.shape())?;
         }
-        self.products(&Prepared::Norm(x, norm), weights)
+        self.products(&Prologue::Norm(x, norm), weights)
     }
 
     fn matmul_add(&self, x: &Tensor, weight: &Matrix, residual: Tensor) -> Result<Tensor> {
@@ -319,7 +320,7 @@ impl Backend for Gpu {
 
     fn gate_up(&self, x: &Tensor, gate: &Matrix, up: &Matrix, activation: Activation) -> Result<Tensor> {
         check::gate_up(x.shape(), gate.shape(), up.shape())?;
-        self.gate_up_of(&Prepared::Plain(x), [gate, up], activation)
+        self.gate_up_of(&Prologue::Plain(x), [gate, up], activation)
     }
 
     fn norm_gate_up(
@@ -331,7 +332,7 @@ impl Backend for Gpu {
     ) -> Result<Tensor> {
         check::vector("rms_norm", "w", norm.w.shape(), x.shape().cols)?;
         check::gate_up(x.shape(), gate.shape(), up.shape())?;
-        self.gate_up_of(&Prepared::Norm(x, norm), [gate, up], activation)
+        self.gate_up_of(&Prologue::Norm(x, norm), [gate, up], activation)
     }
 
     fn norm_add_gate_up(
@@ -345,12 +346,12 @@ impl Backend for Gpu {
         check::residual_norm("norm_add", r.shape(), x.shape(), post.shape(), &Factor::<Tensor>::One)?;
         check::vector("rms_norm", "w", norm.w.shape(), x.shape().cols)?;
         check::gate_up(x.shape(), gate_up[0].shape(), gate_up[1].shape())?;
-        let input = Prepared::NormAdd { r, x, post, norm };
+        let input = Prologue::NormAdd { r, x, post, norm };
         if let Some(both) = self.norm_add_gate_up_of(&input, gate_up, activation)? {
             return Ok(both);
         }
         let h = self.norm_add_of([r, x, post], norm.eps, &Factor::One)?;
-        let hidden = self.gate_up_of(&Prepared::Norm(&h, norm), gate_up, activation)?;
+        let hidden = self.gate_up_of(&Prologue::Norm(&h, norm), gate_up, activation)?;
         Ok((h, hidden))
     }
 
@@ -414,7 +415,7 @@ impl Backend for Gpu {
         let width = check::gated_norm(v.shape(), z.shape(), norm.w.shape(), heads)?;
         let shape = check::matmul("matmul_add", v.shape(), weight.shape())?;
         check::equal("matmul_add", "the residual", residual.shape(), shape)?;
-        let input = Prepared::GatedNorm([v, z], norm);
+        let input = Prologue::GatedNorm([v, z], norm);
         if self.prepares(&input, &weight.stack) {
             let bias = weight.bias.as_ref();
             let besides = Besides { bias, residual: Some(&residual), ..Besides::default() };
@@ -501,7 +502,7 @@ impl Backend for Gpu {
                 let besides =
                     Besides { bias: out.bias.as_ref(), residual: residual.as_ref(), ..Besides::default() };
                 let rows = out.first..out.first + out.rows;
-                return self.rounded_product(&Prepared::Splits(&splits), &out.stack, rows, &besides);
+                return self.rounded_product(&Prologue::Splits(&splits), &out.stack, rows, &besides);
             }
             Some(Attended::Whole(y)) => y,
             None => compositions::self_attention(self, q, kv, weights, batch, caches, spec)?,
@@ -661,7 +662,7 @@ impl Backend for Gpu {
         }
         let own = router_norm.as_ref().map(|w| Norm { w, eps: norm.eps });
         own.map_or(Ok(()), |own| check::vector("rms_norm", "w", own.w.shape(), h.shape().cols))?;
-        let input = Prepared::Norm(h, own.unwrap_or(norm));
+        let input = Prologue::Norm(h, own.unwrap_or(norm));
         let bias = router.bias.as_ref();
         let simple = router.stack.parts.len() == 1 && h.shape().cols.is_multiple_of(8);
         if h.shape().rows == 1 && simple && self.steps_experts(experts, routing) {

@@ -41,11 +41,7 @@ impl KvCache {
 
     /// Words that a head of `width` channels takes.
     pub(crate) fn words(&self, width: usize) -> usize {
-        match self.shape.float {
-            CacheFloat::F32 => width.next_multiple_of(4),
-            CacheFloat::F16 => width.next_multiple_of(4) / 2,
-            CacheFloat::Q8 => code_words(width) + (width.div_ceil(CacheFloat::GROUP)).div_ceil(8) * 4,
-        }
+        words(self.shape.float, width)
     }
 
     /// The parts of a head of `width` channels in words and in an image: where each begins here, and its bytes.
@@ -60,15 +56,12 @@ impl KvCache {
 
     /// What kernels that take a single token read at once of a head of `width` channels: four words, or two of codes.
     pub(crate) fn fours(&self, width: usize) -> usize {
-        match self.shape.float {
-            CacheFloat::F32 | CacheFloat::F16 => self.words(width) / 4,
-            CacheFloat::Q8 => code_words(width) / 2,
-        }
+        fours(self.shape.float, width)
     }
 
     /// Channels of these.
     pub(crate) fn values_in_four(&self) -> usize {
-        if self.shape.float == CacheFloat::F32 { 4 } else { 8 }
+        values_in_four(self.shape.float)
     }
 
     /// Bytes of one slot of a plane whose heads have `width` channels.
@@ -107,6 +100,28 @@ impl KvCache {
         self.len += n;
         self.first = self.first.max(self.len.saturating_sub(self.slots));
     }
+}
+
+/// Words that a head of `width` channels takes.
+pub(crate) fn words(float: CacheFloat, width: usize) -> usize {
+    match float {
+        CacheFloat::F32 => width.next_multiple_of(4),
+        CacheFloat::F16 => width.next_multiple_of(4) / 2,
+        CacheFloat::Q8 => code_words(width) + (width.div_ceil(CacheFloat::GROUP)).div_ceil(8) * 4,
+    }
+}
+
+/// What kernels that take a single token read at once of a head of `width` channels: four words, or two of codes.
+pub(crate) fn fours(float: CacheFloat, width: usize) -> usize {
+    match float {
+        CacheFloat::F32 | CacheFloat::F16 => words(float, width) / 4,
+        CacheFloat::Q8 => code_words(width) / 2,
+    }
+}
+
+/// Channels of these.
+pub(crate) fn values_in_four(float: CacheFloat) -> usize {
+    if float == CacheFloat::F32 { 4 } else { 8 }
 }
 
 /// Words of the codes of a head of `width` channels.

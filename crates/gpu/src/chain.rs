@@ -10,6 +10,7 @@
 use std::collections::HashMap;
 
 use crate::commands::PER_SUBMISSION;
+use crate::kernel::Access;
 use crate::pipelines::Pipeline;
 use crate::pool::Buffer;
 
@@ -78,9 +79,13 @@ impl Chain {
             return self.links.push(Link::Plain);
         }
         let own = self.links.len();
-        let (read, written) = buffers.split_at(pipeline.reads);
+        let of = |access| {
+            let bindings = pipeline.bindings.iter().zip(buffers);
+            bindings.filter(move |(binding, _)| binding.access == access).map(|(_, buffer)| *buffer)
+        };
+        let (read, written) = (of(Access::Read), of(Access::Write));
         let goes_on = !apart && matches!(self.links.last(), Some(Link::First(_) | Link::Next(..)));
-        let link = match goes_on.then(|| self.awaited(own, read, written)).flatten() {
+        let link = match goes_on.then(|| self.awaited(own, read.clone(), written.clone())).flatten() {
             Some(awaited) => Link::Next(workgroups, awaited),
             None => Link::First(workgroups),
         };
@@ -105,9 +110,14 @@ impl Chain {
     }
 
     /// What a dispatch has to wait for; `None` if that takes a barrier.
-    fn awaited(&self, own: usize, read: &[&Buffer], written: &[&Buffer]) -> Option<[usize; 2]> {
-        let touch = |buffer: &&Buffer| self.touched.get(&buffer.id()[0]).copied();
-        if written.iter().any(|buffer| touch(buffer).is_some()) {
+    fn awaited<'a>(
+        &self,
+        own: usize,
+        read: impl Iterator<Item = &'a Buffer>,
+        mut written: impl Iterator<Item = &'a Buffer>,
+    ) -> Option<[usize; 2]> {
+        let touch = |buffer: &Buffer| self.touched.get(&buffer.id()[0]).copied();
+        if written.any(|buffer| touch(buffer).is_some()) {
             return None;
         }
         let mut writers = Vec::new();
@@ -156,21 +166,23 @@ mod tests {
     use checkpoint::{Bytes, Float, Weight};
 
     use super::*;
-    use crate::shader::{Variant, kernels};
+    use crate::kernels::norm::{combine_norm, combine_norm_add};
     use crate::{Choice, Gpu, Options};
 
     /// Software or not; none where the machine has no adapter that kernels can wait on.
     fn gpu() -> Option<Gpu> {
         let options = Options { adapter: Choice::Any, chains: Some(true), ..Options::default() };
         let opened = Gpu::new(&options).inspect_err(|error| println!("skipped: {error}")).ok();
-        opened.filter(|gpu| gpu.device.chains)
+        opened.filter(|gpu| gpu.device.chains())
     }
 
     #[test]
     fn dispatches_wait_for_those_that_write_what_they_read() {
         let Some(gpu) = gpu() else { return };
-        let chained = gpu.pipelines.get(&Variant::new(&kernels::COMBINE_NORM_ADD, 64).with("LONG", 0));
-        let plain = gpu.pipelines.get(&Variant::new(&kernels::COMBINE_NORM, 64));
+        let consts = combine_norm_add::Consts { threads: 64, long: false };
+        let chained = gpu.pipelines.get(&consts.variant(&combine_norm_add::KERNEL));
+        let consts = combine_norm::Consts { threads: 64 };
+        let plain = gpu.pipelines.get(&consts.variant(&combine_norm::KERNEL));
         let weights = gpu.pool.fresh("weights", 64).unwrap();
         let state = gpu.pool.fresh("a state", 64).unwrap();
         let [a, b, c, d, e, f, g, h] = [(); 8].map(|()| gpu.pool.take(64).unwrap());

@@ -9,6 +9,7 @@ use std::task::{Context, Poll, Waker};
 
 use ::backend::{Error, Result};
 
+use crate::device_profile::{DeviceKind, DeviceLimits, DeviceProfile};
 use crate::{Numerics, Options, vulkan};
 
 /// A graphics adapter of this machine.
@@ -91,22 +92,12 @@ pub(crate) struct Device {
     pub wgpu: wgpu::Device,
     pub queue: wgpu::Queue,
     pub info: wgpu::AdapterInfo,
-    /// Whether tiles of 16 x 16 halves can be multiplied by whole subgroups of 32, and sums kept in f32.
-    pub matrices: bool,
+    /// What choices of kernels depend on.
+    pub profile: DeviceProfile,
     /// Whether inputs are rounded in products with quantised weights.
     pub rounds: bool,
-    /// Whether kernels may wait for each other by themselves.
-    pub chains: bool,
-    /// Fewest threads of a subgroup; 0 where there are none.
-    pub subgroup: u32,
-    /// Most threads of a subgroup; 1 where there are none.
-    pub largest_subgroup: u32,
     /// Most bytes of one binding.
     pub largest_binding: u64,
-    /// Most threads that a workgroup is given.
-    pub most_threads: u32,
-    /// Bytes of memory that the threads of a workgroup may share.
-    pub shared_memory: u32,
     /// Most bytes of weights in one buffer.
     pub largest_part: u64,
     /// Bytes of memory that the adapter has of its own, where that can be known.
@@ -195,20 +186,19 @@ impl Device {
             true => (info.subgroup_min_size, info.subgroup_max_size),
             false => (0, 1),
         };
+        let kind = DeviceKind::of(&info, vulkan::starts_in_order(&info));
+        let limits =
+            DeviceLimits { matrices, chains, subgroup, largest_subgroup, most_threads, shared_memory };
+        let profile = DeviceProfile::new(kind, limits);
         Ok(Self {
             memory: vulkan::memory(raw),
             adapter,
             wgpu,
             queue,
             info,
-            matrices,
+            profile,
             rounds: options.numerics == Numerics::Fast,
-            chains,
-            subgroup,
-            largest_subgroup,
             largest_binding,
-            most_threads,
-            shared_memory,
             largest_part,
             used: AtomicU64::new(0),
             stale: AtomicBool::new(false),
@@ -219,6 +209,11 @@ impl Device {
     /// Bytes of the adapter's own memory that this program has not taken; others may have.
     pub fn free_memory(&self) -> Option<u64> {
         Some(self.memory?.saturating_sub(self.used.load(Ordering::Relaxed)))
+    }
+
+    /// Whether kernels wait for each other by themselves.
+    pub fn chains(&self) -> bool {
+        self.profile.limits.chains
     }
 
     /// What went wrong since the device was opened, if anything did. It cannot be trusted after that.

@@ -1,7 +1,7 @@
 //! The GPU backend: every operation as a WGSL kernel on wgpu, the same for Metal, Vulkan and DX12.
 //!
-//! `device` chooses an adapter and opens it, with what only `vulkan` can do, `shader` assembles kernels from pieces of WGSL,
-//! `pipelines` compiles them once, `pool` lends buffers, `recorder` turns operations into dispatches of few passes, `commands` holds
+//! `device` chooses an adapter and opens it, with what only `vulkan` can do, `device_profile` has what choices depend on, `kernel` declares
+//! kernels, `kernels` are the declarations and choosers, `shader` assembles their text from pieces of WGSL, `pipelines` compiles them once, `pool` lends buffers, `recorder` turns operations into dispatches of few passes, `commands` holds
 //! them until they are submitted, `chain` knows what they wait for, `aside` is a thread for the host's own work. `ops` has a file per group of operations, `backend` leads from the trait to them. Nothing waits but
 //! `read` and the `*_save` methods.
 
@@ -11,6 +11,9 @@ mod cache;
 mod chain;
 mod commands;
 mod device;
+mod device_profile;
+mod kernel;
+mod kernels;
 mod ops;
 mod pipelines;
 mod pool;

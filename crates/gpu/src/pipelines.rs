@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::device::Device;
+use crate::kernel::{Access, Binding, Variant};
 use crate::recorder::{LINK_BYTES, MOST_PARAMS};
-use crate::shader::Variant;
 
 /// A kernel ready to run.
 pub(crate) struct Pipeline {
@@ -15,9 +15,7 @@ pub(crate) struct Pipeline {
     pub buffers_layout: wgpu::BindGroupLayout,
     /// Equal for equal layouts.
     pub layout_id: u64,
-    pub bindings: usize,
-    /// Of these, buffers that it only reads, which come first.
-    pub reads: usize,
+    pub bindings: &'static [Binding],
     /// Whether it waits for the one in front by itself.
     pub chains: bool,
 }
@@ -62,7 +60,7 @@ impl Pipelines {
         let link = entry(1, uniform, true, LINK_BYTES);
         let counters = entry(2, wgpu::BufferBindingType::Storage { read_only: false }, false, 4);
         let params_layout = layout(&[numbers]);
-        let chain_layout = device.chains.then(|| layout(&[numbers, link, counters]));
+        let chain_layout = device.chains().then(|| layout(&[numbers, link, counters]));
         let file = device
             .wgpu
             .features()
@@ -88,16 +86,16 @@ impl Pipelines {
             return pipeline.clone();
         }
         let pipeline = Arc::new(self.compile(variant));
-        compiled.pipelines.insert(variant.clone(), pipeline.clone());
+        compiled.pipelines.insert(*variant, pipeline.clone());
         compiled.new += 1;
         pipeline
     }
 
     fn compile(&self, variant: &Variant) -> Pipeline {
-        debug_assert!(variant.declared(), "{}, {:?}", variant.kernel.name, variant.constants);
+        debug_assert!(variant.is_reachable(), "no chooser lists {variant}");
         let device = &self.device.wgpu;
-        let name = variant.kernel.name;
-        let source = variant.source(self.device.subgroup, self.device.chains);
+        let (name, bindings) = (variant.kernel.name, variant.kernel.bindings);
+        let source = variant.source(self.device.profile.limits.subgroup, self.device.chains());
         let descriptor = wgpu::ShaderModuleDescriptor {
             label: Some(name),
             source: wgpu::ShaderSource::Wgsl(source.into()),
@@ -109,13 +107,13 @@ impl Pipelines {
             // in which all tests run, keep the checks. Loops end by their counters.
             unsafe { device.create_shader_module_trusted(descriptor, wgpu::ShaderRuntimeChecks::unchecked()) }
         };
-        let (reads, writes) = (variant.kernel.reads, variant.kernel.writes);
-        let entries: Vec<_> = (0..reads + writes)
-            .map(|binding| wgpu::BindGroupLayoutEntry {
-                binding: binding as u32,
+        let entries: Vec<_> = (0..)
+            .zip(bindings)
+            .map(|(binding, Binding { access, .. })| wgpu::BindGroupLayoutEntry {
+                binding,
                 visibility: wgpu::ShaderStages::COMPUTE,
                 ty: wgpu::BindingType::Buffer {
-                    ty: wgpu::BufferBindingType::Storage { read_only: binding < reads },
+                    ty: wgpu::BufferBindingType::Storage { read_only: *access == Access::Read },
                     has_dynamic_offset: false,
                     min_binding_size: None,
                 },
@@ -147,12 +145,16 @@ impl Pipelines {
             name,
             wgpu,
             buffers_layout,
-            layout_id: (reads * 16 + writes) as u64,
-            bindings: reads + writes,
-            reads,
+            layout_id: layout_id(bindings),
+            bindings,
             chains: chain.is_some(),
         }
     }
+}
+
+/// A number that is equal for equal layouts: a bit for each binding that is written, and one behind the last.
+fn layout_id(bindings: &[Binding]) -> u64 {
+    bindings.iter().rev().fold(1, |id, binding| 2 * id + u64::from(binding.access == Access::Write))
 }
 
 impl Drop for Pipelines {

@@ -120,7 +120,7 @@ impl Drop for Shelf {
 
 impl Pool {
     pub fn new(device: Arc<Device>) -> Self {
-        let common = Shelf::new(device.clone(), device.chains);
+        let common = Shelf::new(device.clone(), device.chains());
         let lasting = Shelf::new(device.clone(), false);
         Self { common, lasting, device, apart: Mutex::default() }
     }
@@ -133,7 +133,7 @@ impl Pool {
     /// From now on this thread's buffers come from a shelf that nobody else has.
     pub fn set_apart(&self) {
         let mut apart = self.apart();
-        let shelf = apart.idle.pop().unwrap_or_else(|| Shelf::new(self.device.clone(), self.device.chains));
+        let shelf = apart.idle.pop().unwrap_or_else(|| Shelf::new(self.device.clone(), self.device.chains()));
         shelf.wake();
         apart.used.insert(thread::current().id(), shelf);
     }

@@ -1,6 +1,6 @@
 //! From operations to the device: dispatches are collected in a pass, passes in a submission.
 //!
-//! A kernel's arguments are storage buffers (group 0: first those it reads, then those it writes) and a few numbers (group 1:
+//! A kernel's arguments are storage buffers (group 0, as it declares them) and parameters (group 1:
 //! a slot of one uniform buffer). Bind groups are remembered by their buffers, which return in the same order at every
 //! token. wgpu puts a barrier between dispatches only where one touches what another writes, and none where they wait by themselves (`chain`).
 
@@ -16,6 +16,7 @@ use ::backend::{Error, OperationTime, Result};
 use crate::chain::{self, LINK_WORDS};
 use crate::commands::{Capture, Commands, FIRST_SUBMISSION, Finished, PER_SUBMISSION, Segment};
 use crate::device::Device;
+use crate::kernel::{Call, MOST_BINDINGS};
 use crate::pipelines::{Pipeline, Pipelines};
 use crate::pool::{ALIGNMENT, Buffer};
 use crate::profile::Clock;
@@ -72,7 +73,8 @@ struct State {
     submitted: u64,
     /// What threads record for later: theirs alone, however many record at the same time.
     captures: HashMap<ThreadId, Capture>,
-    groups: HashMap<Vec<u64>, wgpu::BindGroup>,
+    /// By their layout and buffers.
+    groups: HashMap<[u64; 1 + 2 * MOST_BINDINGS], wgpu::BindGroup>,
     /// What counters of workgroups will be when all that was sent has run.
     counts: Vec<u32>,
     /// Present when times are wanted.
@@ -100,7 +102,7 @@ impl Recorder {
     pub fn new(device: Arc<Device>, gate: Arc<Gate>, pipelines: &Pipelines, profile: bool) -> Self {
         let align = device.wgpu.limits().min_uniform_buffer_offset_alignment;
         let link_at = (4 * MOST_PARAMS as u32).next_multiple_of(align);
-        let stride = link_at + if device.chains { (LINK_BYTES as u32).next_multiple_of(align) } else { 0 };
+        let stride = link_at + if device.chains() { (LINK_BYTES as u32).next_multiple_of(align) } else { 0 };
         let params = device.wgpu.create_buffer(&wgpu::BufferDescriptor {
             label: Some("numbers"),
             size: u64::from(stride) * PER_SUBMISSION as u64,
@@ -159,9 +161,9 @@ impl Recorder {
         self.dispatches.load(Ordering::Relaxed)
     }
 
-    /// Records one dispatch of `grid` workgroups. `buffers` are in the order of the kernel's bindings.
-    pub fn dispatch(&self, pipeline: &Pipeline, buffers: &[&Buffer], numbers: &[u32], grid: [u32; 3]) {
-        debug_assert!(numbers.len() <= MOST_PARAMS && buffers.len() == pipeline.bindings);
+    /// Records one dispatch of `grid` workgroups.
+    pub fn dispatch(&self, pipeline: &Pipeline, call: &Call<'_>, grid: [u32; 3]) {
+        let buffers = call.buffers();
         if grid.contains(&0) {
             return;
         }
@@ -173,8 +175,9 @@ impl Recorder {
         }
         let State { commands, captures, groups, clock, .. } = &mut *state;
         let commands = self.place(commands, captures);
-        let key: Vec<u64> =
-            std::iter::once(pipeline.layout_id).chain(buffers.iter().flat_map(|b| b.id())).collect();
+        let mut key = [0; 1 + 2 * MOST_BINDINGS];
+        key[0] = pipeline.layout_id;
+        key[1..].as_chunks_mut().0.iter_mut().zip(buffers).for_each(|(id, buffer)| *id = buffer.id());
         let group = groups.entry(key).or_insert_with(|| {
             let entries: Vec<_> = (0..)
                 .zip(buffers)
@@ -189,7 +192,7 @@ impl Recorder {
         });
         let offset = commands.recorded as u32 * self.stride;
         commands.numbers.resize(offset as usize, 0);
-        commands.numbers.extend(numbers.iter().flat_map(|n| n.to_ne_bytes()));
+        commands.numbers.extend_from_slice(call.params());
         commands.add(pipeline, buffers, grid.iter().product(), clock.is_some());
         let pass = commands.pass(&self.device);
         let record = |pass: &mut wgpu::ComputePass<'static>| {

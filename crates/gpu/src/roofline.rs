@@ -11,9 +11,9 @@ use ::backend::{
 };
 use checkpoint::{Bytes, Float, Weight};
 
-use crate::ops::rounded::{Besides, Prepared};
+use crate::kernels::elementwise::sigmoid_gate;
+use crate::ops::rounded::{Besides, Prologue};
 use crate::recorder::Copy;
-use crate::shader::{Variant, kernels};
 use crate::{Choice, Gpu, Options, Tensor};
 
 /// Seconds of the device's time that one of `n` runs takes, in the middle of 15 rounds, each of them one submission. The host's time does not
@@ -68,16 +68,16 @@ fn roofline() {
     let outputs = [gpu.upload(1, 64, &[1.0; 64]).unwrap(), gpu.upload(1, 64, &[1.0; 64]).unwrap()];
     let empty = seconds(&gpu, 200, |i| {
         let (x, y) = (&outputs[i % 2], &outputs[(i + 1) % 2]);
-        let variant = Variant::new(&kernels::SIGMOID_GATE, 128);
-        gpu.run_each(&variant, &[x.buffer(), small.buffer(), y.buffer()], &[64], 64);
+        let bindings = sigmoid_gate::Bindings { x: x.buffer(), gate: small.buffer(), y: y.buffer() };
+        gpu.run_each(sigmoid_gate::call(sigmoid_gate::Params { len: 64 }, bindings), 64);
     });
     println!("a dependent dispatch: {:.2} us", empty * 1e6);
 
     let started = Instant::now();
     for i in 0..1000 {
         let (x, y) = (&outputs[i % 2], &outputs[(i + 1) % 2]);
-        let variant = Variant::new(&kernels::SIGMOID_GATE, 128);
-        gpu.run_each(&variant, &[x.buffer(), small.buffer(), y.buffer()], &[64], 64);
+        let bindings = sigmoid_gate::Bindings { x: x.buffer(), gate: small.buffer(), y: y.buffer() };
+        gpu.run_each(sigmoid_gate::call(sigmoid_gate::Params { len: 64 }, bindings), 64);
     }
     gpu.recorder.submit();
     println!(
@@ -143,9 +143,9 @@ fn products(gpu: &Gpu, software: bool) {
         gpu.recorder.submit();
         let norm = Norm { w: &x, eps: 1e-6 };
         let input = match kind {
-            Kind::Plain => Prepared::Plain(&x),
-            Kind::Norm | Kind::Glu => Prepared::Norm(&x, norm),
-            Kind::GatedNorm => Prepared::GatedNorm([&x, &x], Norm { w: &head, eps: 1e-6 }),
+            Kind::Plain => Prologue::Plain(&x),
+            Kind::Norm | Kind::Glu => Prologue::Norm(&x, norm),
+            Kind::GatedNorm => Prologue::GatedNorm([&x, &x], Norm { w: &head, eps: 1e-6 }),
         };
         let glu = matches!(kind, Kind::Glu).then_some(Activation::Silu);
         // In a chain results stay for a round: it ends where one takes the place of another, and large ones, like a head's, would do so at once.
@@ -153,7 +153,7 @@ fn products(gpu: &Gpu, software: bool) {
         let time = seconds(gpu, 100, |i| {
             let besides = Besides { glu, ..Besides::default() };
             let mut results = results.borrow_mut();
-            if i == 0 || !gpu.device.chains {
+            if i == 0 || !gpu.device.chains() {
                 results.clear();
                 gpu.pool.wake();
             }
@@ -281,7 +281,7 @@ fn cores(gpu: &Gpu, software: bool) {
     let others: Vec<_> = (0..24).map(|_| gpu.matrix(&weight(1, 12_416, 2048)).unwrap()).collect();
     gpu.recorder.submit();
     let other = |i: usize| {
-        let input = Prepared::Norm(&x, Norm { w: &x, eps: 1e-6 });
+        let input = Prologue::Norm(&x, Norm { w: &x, eps: 1e-6 });
         gpu.rounded_product(&input, &others[i % 24].stack, 0..12_416, &Besides::default()).unwrap();
     };
     let product = seconds(gpu, 100, other);

@@ -5,39 +5,14 @@
 //! preprocessor is [`repeated`]: matrices stay in registers only if each has a name of its own.
 
 use std::fmt::Write;
-use std::hash::{Hash, Hasher};
 
 use checkpoint::{Float, Format};
 
-/// A kernel's text and what it takes.
-pub(crate) struct Kernel {
-    pub name: &'static str,
-    text: &'static str,
-    pieces: &'static [Piece],
-    /// Buffers it reads, which come first, and buffers it writes.
-    pub reads: usize,
-    pub writes: usize,
-    /// Constants beside THREADS, and the values that occur.
-    constants: &'static [(&'static str, &'static [u32])],
-    /// Values of THREADS that occur.
-    pub threads: &'static [u32],
-}
-
-impl Kernel {
-    /// The values of a constant that occur.
-    pub fn values(&self, name: &str) -> &'static [u32] {
-        self.constants.iter().find(|(n, _)| *n == name).map_or(&[], |(_, values)| values)
-    }
-
-    /// Whether it can wait for the one in front by itself.
-    pub fn chains(&self) -> bool {
-        self.pieces.contains(&Chain)
-    }
-}
+use crate::kernel::{Constant, InputRows, Kind, Variant};
 
 /// What a kernel is put together from.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Piece {
+pub(crate) enum Piece {
     /// A sum over the workgroup.
     Sum,
     /// Sums of several values of each thread.
@@ -66,8 +41,21 @@ enum Piece {
     Rounded,
     /// Inputs that a workgroup rounds for itself.
     RoundedInput,
-    /// Inputs of experts, rounded beside the router.
+    /// What becomes of the input before it is rounded: nothing, or what each of these names says.
+    ProloguePlain,
+    PrologueNorm,
+    PrologueGatedNorm,
+    PrologueNormAdd,
+    PrologueSplits,
+    PrologueLayerEnd,
+    /// A bias and a residual that are added to results, or neither.
+    Added,
+    AddedNone,
+    /// Rounding the input of experts.
     Digits,
+    /// Inputs of experts, rounded beside the router, or none.
+    DigitsBeside,
+    DigitsNone,
     /// The best experts of one token.
     Choose,
     /// Products of many rows with many inputs.
@@ -90,8 +78,11 @@ enum Piece {
     LatentTurn,
     /// What a mask lets a token see.
     Seen,
-    /// Gates of a Gated DeltaNet.
+    /// Formulas of the gates of a Gated DeltaNet.
     Gates,
+    /// Gates and keys that are finished, or as they leave their projections.
+    GatesReady,
+    GatesRaw,
     /// A causal convolution's inputs.
     Conv,
     /// What the recurrence of a Gated DeltaNet takes.
@@ -110,276 +101,129 @@ enum Piece {
 
 use Piece::*;
 
-/// The kernels.
-pub(crate) mod kernels {
-    use super::*;
-
-    macro_rules! kernels {
-        ($($(#[$doc:meta])* $id:ident = $name:literal, [$($piece:ident),*], $reads:literal => $writes:literal,
-            [$($threads:literal),+] $(, $constant:literal in $values:expr)* ;)*) => {
-            $($(#[$doc])* pub static $id: Kernel = Kernel {
-                name: $name,
-                text: include_str!(concat!("shaders/", $name, ".wgsl")),
-                pieces: &[$($piece),*],
-                reads: $reads,
-                writes: $writes,
-                threads: &[$($threads),+],
-                constants: &[$(($constant, &$values)),*],
-            };)*
-
-            /// All of them, for tests.
-            #[cfg(test)]
-            pub static ALL: &[&Kernel] = &[$(&$id),*];
-        };
-    }
-
-    kernels! {
-        ADD_NORM = "add_norm", [Residual, Sum, Rms], 4 => 2, [64, 256, 1024];
-        APPEND = "append", [Store, Words], 2 => 1, [128], "CACHE" in [0, 1, 2];
-        ATTENTION = "attention", [Rows, Seen], 4 => 1, [128], "CACHE" in [0, 1, 2], "ROWS" in [1, 2, 4, 8],
-            "WORDS" in [1, 2, 4], "QUERY_QUADS" in [512];
-        ATTENTION_GROUP = "attention_group", [], 4 => 1, [256], "KEY_SLICES" in [2, 4, 8, 10], "VALUE_SLICES" in [1, 2, 4],
-            "MATRICES" in [1];
-        ATTENTION_MERGE = "attention_merge", [], 2 => 1, [256];
-        ATTENTION_HEADS = "attention_heads", [Chain, Lanes, Store, Fours, NewRows, Attend, Turn, Sum, Rms], 4 => 3, [256, 512], "LANES" in [8],
-            "CACHE" in [0, 1, 2], "ROWS" in [1], "KEY_STEPS" in [1, 2, 4, 8, 16], "VALUE_LANES" in [8, 16, 32, 64, 128],
-            "QUERY_QUADS" in [1], "EACH" in [1, 2, 4, 8], "SPLIT" in [0, 1];
-        ATTENTION_STEP = "attention_step", [Lanes, Fours, Attend], 5 => 1, [256], "LANES" in [8], "CACHE" in [0, 1, 2],
-            "ROWS" in [1, 2, 4, 8], "KEY_STEPS" in [1, 2, 4, 8, 9, 16, 18], "VALUE_LANES" in [8, 16, 32, 64, 128],
-            "QUERY_QUADS" in [640, 1024];
-        ATTENTION_TILES = "attention_tiles", [Seen], 4 => 1, [256], "SLICES" in [1, 2, 4, 8], "MATRICES" in [1];
-        COMBINE = "combine", [], 4 => 1, [128];
-        COMBINE_NORM = "combine_norm", [Sum, Rms], 4 => 1, [64, 256, 1024];
-        COMBINE_NORM_ADD = "combine_norm_add", [Chain, Sum, Rms], 6 => 1, [64, 256, 1024], "LONG" in [0, 1];
-        CONV = "conv", [Conv], 3 => 1, [128];
-        CONV_STEP = "conv_step", [Conv], 2 => 2, [128];
-        CONV_WINDOW = "conv_window", [Conv], 1 => 1, [128];
-        EMBED = "embed", [Codes], 3 => 1, [128];
-        EXPERT_LISTS = "expert_lists", [], 1 => 2, [64];
-        EXPERT_TILES = "expert_tiles", [], 1 => 1, [256];
-        EXPERTS_DOWN = "experts_down", [Codes, Input, Totals], 5 => 1, [128], "ROWS" in [4],
-            "ALIGNED" in [0, 1];
-        EXPERTS_DOWN_ROUNDED = "experts_down_rounded", [Chain, WholeCodes, Totals], 5 => 1,
-            [32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 512], "ROWS" in [4], "LONG" in [0, 1];
-        EXPERTS_UP_ROUNDED = "experts_up_rounded", [Chain, Lanes, Quads, WholeCodes, Rounding, Rounded, Order, Choose, Sum, Activation],
-            5 => 2, [256, 512], "LANES" in [32], "STEPS" in [2, 3, 4], "ROWS" in [2, 4], "KEYS" in [2, 4, 8, 16], "LONG" in [0, 1],
-            "BLOCKS" in [1, 2], "ACTIVATION" in [0, 1], "DOWN" in [4, 8];
-        EXPERTS_TILED = "experts_tiled", [Codes, Input, Tile, Activation], 6 => 1, [256], "SHARE" in [1, 2, 4, 8],
-            "MATRICES" in [0, 1],
-            "ACTIVATION" in [0, 1], "GATED" in [0, 1], "ALIGNED" in [0, 1];
-        EXPERTS_UP = "experts_up", [Codes, Input, Totals, Activation], 4 => 1, [64], "ROWS" in [4],
-            "ACTIVATION" in [0, 1], "GATED" in [0, 1],
-            "ALIGNED" in [0, 1];
-        GATED_NORM = "gated_norm", [Sum, Rms], 3 => 1, [64, 256, 1024];
-        GDN = "gdn", [Delta, Gates], 5 => 2, [128], "ROWS" in [8], "KEYS" in [1, 2, 4, 8, 16, 32], "RAW" in [0, 1];
-        GDN_CHUNKS = "gdn_chunks", [Delta, Chunk], 3 => 1, [256];
-        GDN_GATES = "gdn_gates", [Gates], 4 => 2, [128];
-        GDN_QK_NORM = "gdn_qk_norm", [Sum], 1 => 1, [64, 256, 1024];
-        GDN_SCAN = "gdn_scan", [Delta, Chunk], 2 => 2, [128];
-        GDN_STEP = "gdn_step", [Chain, Lanes, Gates], 5 => 3, [128], "LANES" in [16], "QUADS" in [1, 2], "TAPS" in [1, 2, 3, 4];
-        GLU = "glu", [Activation], 2 => 1, [128], "ACTIVATION" in [0, 1];
-        HALVES = "halves", [], 2 => 2, [256], "MATRICES" in [1];
-        HEAD_TILES = "head_tiles", [], 0 => 2, [128];
-        HEADS = "heads", [Codes, Input, Totals], 3 => 1, [64], "ROWS" in [4], "ALIGNED" in [0, 1];
-        HEADS_MERGED = "heads_merged", [Chain, Codes, Totals], 3 => 1, [64, 128], "ROWS" in [4, 8];
-        HEADS_STEP = "heads_step", [Store, Words, Turn, Sum, Rms], 4 => 3, [128], "CACHE" in [0, 1, 2], "EACH" in [1, 2, 4, 8];
-        HEADS_TURNED = "heads_turned", [Codes], 3 => 1, [64];
-        LATENT_HEADS = "latent_heads", [Chain, WholeCodes, Lanes, Quads, Rounding, Store, Fours, Attend, LatentTurn, Sum, Rms], 6 => 2, [256, 512], "LANES" in [8, 16],
-            "CACHE" in [0, 1], "ROWS" in [1], "KEY_STEPS" in [1, 2, 4, 5, 9, 18], "VALUE_LANES" in [8, 16, 32, 64, 128],
-            "QUERY_QUADS" in [1];
-        LATENT_STEP = "latent_step", [Store, Words, LatentTurn, Sum, Rms], 4 => 3, [128], "CACHE" in [0, 1, 2];
-        MATMUL = "matmul", [Linear, Codes, Input, Tile], 6 => 1, [256], "SHARE" in [1, 2, 4, 8], "MATRICES" in [0, 1],
-            "ALIGNED" in [0, 1];
-        MATVEC = "matvec", [Linear, Codes, Input, Totals], 5 => 1, [32, 128, 256], "ROWS" in [4], "TOKENS" in [1, 2, 4, 8],
-            "ALIGNED" in [0, 1];
-        MATVEC_ROUNDED = "matvec_rounded", [Chain, Lanes, Quads, WholeCodes, Rounding, Rounded, RoundedInput, Sum, Rms, Digits, Activation], 7 => 1, [256, 512],
-            "LANES" in [8, 16, 32], "STEPS" in [1, 2, 3, 4, 5, 6], "ROWS" in [1, 2], "AHEAD" in [0, 1], "INPUT" in [0, 1, 2, 3, 4, 5], "LONG" in [0, 1],
-            "GATED" in [0, 1], "ACTIVATION" in [0, 1], "DIGITS" in [0, 1];
-        NORM_MATVEC = "norm_matvec", [Chain, Codes, Totals, Quads, Rounding, Sum, Rms, Digits], 6 => 1, [256], "ROWS" in [2];
-        NORM_ADD = "norm_add", [Residual, Sum, Rms], 4 => 1, [64, 256, 1024];
-        PART_OF_HEADS = "part_of_heads", [], 1 => 1, [128];
-        RMS_NORM = "rms_norm", [Sum, Rms], 2 => 1, [64, 256, 1024];
-        ROPE = "rope", [], 2 => 1, [128];
-        ROUTE_GROUPED = "route_grouped", [Order, Rank], 2 => 4, [256];
-        ROUTE_SOFTMAX = "route_softmax", [Order, Rank, Sum], 2 => 2, [256];
-        SIGMOID_GATE = "sigmoid_gate", [], 2 => 1, [128];
-        SOFT_CAP = "soft_cap", [], 1 => 1, [128];
-        TOP = "top", [Order, Best], 2 => 2, [256], "AGAIN" in [0, 1];
-        WEIGHTED_SUM = "weighted_sum", [], 2 => 1, [128];
-    }
-}
-
-/// A kernel with its constants: what is compiled.
-#[derive(Clone)]
-pub(crate) struct Variant {
-    pub kernel: &'static Kernel,
-    /// Format of its weight, if it has one.
-    pub format: Option<Format>,
-    pub threads: u32,
-    pub constants: Vec<(&'static str, u32)>,
+macro_rules! piece {
+    ($($name:literal),+) => {
+        concat!($(include_str!(concat!("shaders/pieces/", $name, ".wgsl"))),+)
+    };
 }
 
 impl Variant {
-    pub fn new(kernel: &'static Kernel, threads: u32) -> Self {
-        Self { kernel, format: None, threads, constants: Vec::new() }
-    }
-
-    pub fn with(mut self, name: &'static str, value: u32) -> Self {
-        self.constants.push((name, value));
-        self
-    }
-
-    pub fn format(self, format: Format) -> Self {
-        Self { format: Some(format), ..self }
-    }
-
-    /// Whether this is one of the variants that tests have seen.
-    pub fn declared(&self) -> bool {
-        let known = |(name, value): &(&str, u32)| self.kernel.values(name).contains(value);
-        self.kernel.threads.contains(&self.threads)
-            && self.constants.len() == self.kernel.constants.len()
-            && self.constants.iter().all(known)
-    }
-
-    fn constant(&self, name: &str) -> Option<u32> {
-        self.constants.iter().find(|(n, _)| *n == name).map(|(_, value)| *value)
-    }
-
-    /// Whether it needs the matrix units of some GPUs.
-    fn matrices(&self) -> bool {
-        self.constant("MATRICES") == Some(1)
-    }
-
     /// The whole text, for a device whose subgroups have at least so many threads, 0 where there are none, and on which kernels wait for each other or
     /// do not.
     pub fn source(&self, subgroup: u32, chains: bool) -> String {
-        let subgroups = subgroup > 0;
-        macro_rules! piece {
-            ($name:literal) => {
-                include_str!(concat!("shaders/", $name, ".wgsl"))
-            };
+        let mut body = String::from(piece!("prelude"));
+        for piece in self.kernel.pieces {
+            self.push(*piece, subgroup, chains, &mut body);
         }
+        body.push_str(self.kernel.text);
         let mut text = String::new();
         if self.matrices() {
             text.push_str("enable f16;\nenable wgpu_cooperative_matrix;\n");
         }
         let mut number = |name: &str, value: u32| {
             // Writing to a string cannot fail.
-            let _ = writeln!(text, "const {name}: u32 = {value}u;");
+            let _ = writeln!(text, "const {}: u32 = {value}u;", name.to_uppercase());
         };
-        number("THREADS", self.threads);
-        for (name, value) in &self.constants {
-            number(name, *value);
-        }
-        let (bits, group) = match self.format {
-            Some(Format::Affine { bits, group, .. }) => (bits, group),
-            Some(Format::Mxfp4 | Format::Mxfp8) => (1, 32),
-            Some(Format::Nvfp4) => (1, 16),
-            Some(Format::Plain(_) | Format::Fp8Blocks { .. }) | None => (1, 1),
-        };
-        number("BITS", bits);
-        number("GROUP", group as u32);
-        let _ = writeln!(text, "const MIDDLE: f32 = {}.0;", 1 << (bits - 1));
-        text.push_str(if subgroups { piece!("pieces/place_subgroup") } else { piece!("pieces/place_plain") });
-        text.push_str(piece!("pieces/prelude"));
-        for piece in self.kernel.pieces {
-            match piece {
-                Sum if subgroups => text.push_str(piece!("pieces/sum_subgroup")),
-                Sum => text.push_str(piece!("pieces/sum_shared")),
-                Totals if subgroups => text.push_str(piece!("pieces/totals_subgroup")),
-                Totals => text.push_str(piece!("pieces/totals_shared")),
-                Residual => text.push_str(piece!("pieces/residual")),
-                Linear => text.push_str(piece!("pieces/linear")),
-                Rms => text.push_str(piece!("pieces/rms")),
-                Activation => text.push_str(piece!("pieces/activation")),
-                Codes => self
-                    .format
-                    .iter()
-                    .flat_map(|format| codes(*format))
-                    .for_each(|piece| text.push_str(piece)),
-                Lanes if self.constant("LANES").is_some_and(|lanes| lanes <= subgroup) => {
-                    text.push_str(piece!("pieces/lanes_subgroup"));
-                }
-                Lanes => text.push_str(piece!("pieces/lanes_shared")),
-                Quads if subgroups => text.push_str(piece!("pieces/quads_subgroup")),
-                Quads => text.push_str(piece!("pieces/quads_shared")),
-                WholeCodes => self
-                    .format
-                    .iter()
-                    .flat_map(|format| whole_codes(*format))
-                    .for_each(|piece| text.push_str(piece)),
-                Rounding => text.push_str(piece!("pieces/rounding")),
-                Rounded => text.push_str(piece!("pieces/rounded")),
-                RoundedInput => text.push_str(piece!("pieces/rounded_input")),
-                Digits => text.push_str(piece!("pieces/digits")),
-                Choose if subgroup >= 32 => text.push_str(piece!("pieces/choose_subgroup")),
-                Choose => text.push_str(piece!("pieces/choose_shared")),
-                // Tiles of matrices have their own.
-                Input if self.matrices() => {}
-                Input if self.constant("ALIGNED") == Some(1) => text.push_str(piece!("pieces/input_aligned")),
-                Input => text.push_str(piece!("pieces/input_ragged")),
-                Tile if self.matrices() => text.push_str(piece!("pieces/tile_matrices")),
-                Tile => text.push_str(piece!("pieces/tile")),
-                Store => text.push_str(match self.constant("CACHE") {
-                    Some(2) => piece!("pieces/store_q8"),
-                    Some(1) => piece!("pieces/store_f16"),
-                    _ => piece!("pieces/store_f32"),
-                }),
-                Words => text.push_str(match self.constant("CACHE") {
-                    Some(2) => piece!("pieces/words_q8"),
-                    Some(1) => piece!("pieces/words_f16"),
-                    _ => piece!("pieces/words_f32"),
-                }),
-                Rows => match self.constant("CACHE") {
-                    Some(2) => text.push_str(concat!(
-                        include_str!("shaders/pieces/codes_q8.wgsl"),
-                        include_str!("shaders/pieces/rows_q8.wgsl")
-                    )),
-                    Some(1) => text.push_str(piece!("pieces/rows_f16")),
-                    _ => text.push_str(piece!("pieces/rows_f32")),
-                },
-                Fours => match self.constant("CACHE") {
-                    Some(2) => text.push_str(concat!(
-                        include_str!("shaders/pieces/codes_q8.wgsl"),
-                        include_str!("shaders/pieces/fours_q8.wgsl")
-                    )),
-                    Some(1) => text.push_str(piece!("pieces/fours_f16")),
-                    _ => text.push_str(piece!("pieces/fours_f32")),
-                },
-                NewRows if self.constant("CACHE") == Some(2) => text.push_str(piece!("pieces/new_rows_q8")),
-                NewRows => text.push_str(piece!("pieces/new_rows")),
-                Turn => text.push_str(piece!("pieces/turn")),
-                LatentTurn => text.push_str(piece!("pieces/latent_turn")),
-                Attend => text.push_str(piece!("pieces/attend")),
-                Seen => text.push_str(piece!("pieces/seen")),
-                Gates => text.push_str(piece!("pieces/gates")),
-                Conv => text.push_str(piece!("pieces/conv")),
-                Delta => text.push_str(piece!("pieces/delta")),
-                Chunk => text.push_str(piece!("pieces/chunk")),
-                Order => text.push_str(piece!("pieces/order")),
-                Rank => text.push_str(piece!("pieces/rank")),
-                Best => text.push_str(piece!("pieces/best")),
-                Chain if chains => text.push_str(piece!("pieces/chain")),
-                Chain => text.push_str(piece!("pieces/chain_none")),
+        for (name, kind, value) in self.constants() {
+            if kind == Kind::Number {
+                number(name, value);
             }
         }
-        text.push_str(self.kernel.text);
-        repeated(&text, |name| self.constant(name))
+        if let Some(format) = self.format {
+            let (bits, group) = match format {
+                Format::Affine { bits, group, .. } => (bits, group),
+                Format::Mxfp4 | Format::Mxfp8 => (1, 32),
+                Format::Nvfp4 => (1, 16),
+                Format::Plain(_) | Format::Fp8Blocks { .. } => (1, 1),
+            };
+            number("bits", bits);
+            number("group", group as u32);
+            let _ = writeln!(text, "const MIDDLE: f32 = {}.0;", 1 << (bits - 1));
+        }
+        // Who does not look at its subgroup has the same text everywhere.
+        let looks = body.contains("place.lane") || body.contains("place.subgroup");
+        text.push_str(if subgroup > 0 && looks { piece!("place_subgroup") } else { piece!("place_plain") });
+        text.push_str(&body);
+        repeated(&text, |name| self.constant(&name.to_lowercase()))
+    }
+
+    fn push(&self, piece: Piece, subgroup: u32, chains: bool, text: &mut String) {
+        let subgroups = subgroup > 0;
+        let (cache, input) = (self.constant("cache"), self.constant("input"));
+        let own = match piece {
+            Sum if subgroups => piece!("sum_subgroup"),
+            Sum => piece!("sum_shared"),
+            Totals if subgroups => piece!("totals_subgroup"),
+            Totals => piece!("totals_shared"),
+            Residual => piece!("residual"),
+            Linear => piece!("linear"),
+            Rms => piece!("rms"),
+            Activation => piece!("activation"),
+            Codes => return self.format.iter().flat_map(|f| codes(*f)).for_each(|p| text.push_str(p)),
+            WholeCodes => {
+                return self.format.iter().flat_map(|f| whole_codes(*f)).for_each(|p| text.push_str(p));
+            }
+            Lanes if self.constant("lanes").is_some_and(|lanes| lanes <= subgroup) => {
+                piece!("lanes_subgroup")
+            }
+            Lanes => piece!("lanes_shared"),
+            Quads if subgroups => piece!("quads_subgroup"),
+            Quads => piece!("quads_shared"),
+            Rounding => piece!("rounding"),
+            Rounded => piece!("rounded"),
+            RoundedInput => piece!("rounded_input"),
+            ProloguePlain => piece!("prologue_plain"),
+            PrologueNorm => piece!("prologue_norm"),
+            PrologueGatedNorm => piece!("prologue_gated_norm"),
+            PrologueNormAdd => piece!("prologue_norm_add"),
+            PrologueSplits => piece!("prologue_splits"),
+            PrologueLayerEnd => piece!("prologue_layer_end"),
+            Added => piece!("added"),
+            AddedNone => piece!("added_none"),
+            Digits => piece!("digits"),
+            DigitsBeside => piece!("digits_beside"),
+            DigitsNone => piece!("digits_none"),
+            Choose if subgroup >= 32 => piece!("choose_subgroup"),
+            Choose => piece!("choose_shared"),
+            Input if input == Some(InputRows::Aligned.number()) => piece!("input_aligned"),
+            Input if input == Some(InputRows::Ragged.number()) => piece!("input_ragged"),
+            // Tiles of matrices have their own.
+            Input => "",
+            Tile if self.matrices() => piece!("tile_matrices"),
+            Tile => piece!("tile"),
+            Store => of_cache(cache, [piece!("store_f32"), piece!("store_f16"), piece!("store_q8")]),
+            Words => of_cache(cache, [piece!("words_f32"), piece!("words_f16"), piece!("words_q8")]),
+            Rows => of_cache(cache, [piece!("rows_f32"), piece!("rows_f16"), piece!("codes_q8", "rows_q8")]),
+            Fours => {
+                of_cache(cache, [piece!("fours_f32"), piece!("fours_f16"), piece!("codes_q8", "fours_q8")])
+            }
+            NewRows => of_cache(cache, [piece!("new_rows"), piece!("new_rows"), piece!("new_rows_q8")]),
+            Turn => piece!("turn"),
+            LatentTurn => piece!("latent_turn"),
+            Attend => piece!("attend"),
+            Seen => piece!("seen"),
+            Gates => piece!("gates"),
+            GatesReady => piece!("gates_ready"),
+            GatesRaw => piece!("gates_raw"),
+            Conv => piece!("conv"),
+            Delta => piece!("delta"),
+            Chunk => piece!("chunk"),
+            Order => piece!("order"),
+            Rank => piece!("rank"),
+            Best => piece!("best"),
+            Chain if chains => piece!("chain"),
+            Chain => piece!("chain_none"),
+        };
+        text.push_str(own);
     }
 }
 
-impl PartialEq for Variant {
-    fn eq(&self, other: &Self) -> bool {
-        std::ptr::eq(self.kernel, other.kernel)
-            && (self.format, self.threads, &self.constants) == (other.format, other.threads, &other.constants)
-    }
-}
-
-impl Eq for Variant {}
-
-impl Hash for Variant {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        (self.kernel.name, self.format, self.threads, &self.constants).hash(state);
+/// The piece for a type of cache.
+fn of_cache(cache: Option<u32>, [f32, f16, q8]: [&'static str; 3]) -> &'static str {
+    match cache {
+        Some(2) => q8,
+        Some(1) => f16,
+        _ => f32,
     }
 }
 
@@ -422,11 +266,6 @@ fn pair_of(scale: Float) -> &'static str {
     }
 }
 
-/// Whether codes of a format are multiplied as whole numbers.
-pub(crate) fn has_whole_codes(format: Format) -> bool {
-    matches!(format, Format::Affine { bits: 4 | 8, .. })
-}
-
 /// The pieces that read a format's codes as whole numbers.
 fn whole_codes(format: Format) -> [&'static str; 3] {
     let (numbers, scale) = match format {
@@ -465,93 +304,7 @@ fn codes(format: Format) -> [&'static str; 3] {
 
 #[cfg(test)]
 mod tests {
-    use naga::valid::{Capabilities, ValidationFlags, Validator};
-
     use super::*;
-
-    fn formats() -> Vec<Format> {
-        let floats = [Float::F32, Float::F16, Float::Bf16];
-        let affine = [1, 2, 3, 4, 5, 6, 8].into_iter().flat_map(|bits| {
-            let group = move |group| floats.map(|scale| Format::Affine { bits, group, scale });
-            [32, 64, 128].into_iter().flat_map(group)
-        });
-        let others = [Format::Mxfp4, Format::Mxfp8, Format::Nvfp4];
-        affine.chain(others).chain(floats.map(Format::Plain)).collect()
-    }
-
-    /// What every GPU that wgpu runs on has, and subgroups.
-    const CAPABILITIES: Capabilities = Capabilities::SUBGROUP.union(Capabilities::SHADER_FLOAT16_IN_FLOAT32);
-    /// What some have beside that.
-    const MATRICES: Capabilities = Capabilities::COOPERATIVE_MATRIX.union(Capabilities::SHADER_FLOAT16);
-
-    /// Every variant that can occur.
-    fn variants() -> Vec<Variant> {
-        let mut all = Vec::new();
-        for kernel in kernels::ALL {
-            let formats = if kernel.pieces.contains(&Codes) {
-                formats().into_iter().map(Some).collect()
-            } else if kernel.pieces.contains(&WholeCodes) {
-                // Widths, groups and scales have nothing to do with each other.
-                let some = [(4, 64, Float::Bf16), (8, 32, Float::F16)];
-                some.map(|(bits, group, scale)| Some(Format::Affine { bits, group, scale })).to_vec()
-            } else {
-                vec![None]
-            };
-            let mut these: Vec<Variant> = Vec::new();
-            for format in formats {
-                these.extend(kernel.threads.iter().map(|t| Variant { format, ..Variant::new(kernel, *t) }));
-            }
-            for (name, values) in kernel.constants {
-                these = these
-                    .iter()
-                    .flat_map(|v| values.iter().map(|value| v.clone().with(name, *value)))
-                    .collect();
-            }
-            all.extend(these.into_iter().filter(occurs));
-        }
-        all
-    }
-
-    /// Whether a combination of constants makes sense.
-    fn occurs(variant: &Variant) -> bool {
-        let [gated, activation, rows, input, share] =
-            ["GATED", "ACTIVATION", "ROWS", "INPUT", "SHARE"].map(|name| variant.constant(name));
-        if share == Some(8) && !variant.matrices() {
-            return false;
-        }
-        // Latents: threads of a row grow with those of a workgroup.
-        let latents = variant.kernel.pieces.contains(&LatentTurn) && variant.kernel.pieces.contains(&Attend);
-        let [lanes, value_lanes] = ["LANES", "VALUE_LANES"].map(|name| variant.constant(name));
-        if latents && (Some(variant.threads / 32) != lanes || value_lanes < lanes) {
-            return false;
-        }
-        if variant.constant("BLOCKS") == Some(2) && variant.constant("LONG") == Some(1) {
-            return false;
-        }
-        // Heads have fewer threads for a row; who asks ahead has all of it.
-        let [steps, ahead, long] = ["STEPS", "AHEAD", "LONG"].map(|name| variant.constant(name));
-        let fits = match ahead {
-            None => true,
-            Some(0) => lanes != Some(16) && steps <= Some(4),
-            Some(_) => {
-                let head = lanes == Some(16) || (lanes, steps) == (Some(8), Some(1));
-                let wide = variant.threads == 512 && lanes == Some(32) && steps <= Some(4);
-                (head || wide) && (long, gated) == (Some(0), Some(0))
-            }
-        };
-        if !fits {
-            return false;
-        }
-        let rounded = variant.kernel.pieces.contains(&Rounded) && gated.is_some();
-        if variant.constant("DIGITS") == Some(1) && (gated, input) != (Some(0), Some(1)) {
-            return false;
-        }
-        !rounded
-            || match gated {
-                Some(1) => rows != Some(1) && input != Some(2),
-                _ => activation == Some(0),
-            }
-    }
 
     #[test]
     fn lines_are_repeated_within_repetitions() {
@@ -560,40 +313,5 @@ mod tests {
         let constant = |name: &str| (name == "N").then_some(3);
         assert_eq!(repeated(text, constant), "a\n b0_0\n b0_1\n b0_2\n c0\n b1_0\n b1_1\n b1_2\n c1\nd\n");
         assert_eq!(repeated("// repeat i < 0\na\n// end repeat\n", constant), "");
-    }
-
-    #[test]
-    fn every_variant_is_valid_and_becomes_msl_and_spirv() {
-        let variants = variants();
-        for variant in &variants {
-            for subgroup in [0, 4, 32] {
-                if variant.matrices() && subgroup == 0 {
-                    continue;
-                }
-                let capabilities = if variant.matrices() { CAPABILITIES | MATRICES } else { CAPABILITIES };
-                let source = variant.source(subgroup, subgroup == 32);
-                let name = format!("{} {:?} {:?}", variant.kernel.name, variant.format, variant.constants);
-                let module = naga::front::wgsl::parse_str(&source)
-                    .unwrap_or_else(|e| panic!("{name}: {}", e.emit_to_string(&source)));
-                let info = Validator::new(ValidationFlags::all(), capabilities)
-                    .validate(&module)
-                    .unwrap_or_else(|e| panic!("{name}: {}", e.emit_to_string(&source)));
-                let options = naga::back::spv::Options::default();
-                naga::back::spv::write_vec(&module, &info, &options, None)
-                    .unwrap_or_else(|e| panic!("{name}: {e}"));
-                // Metal's matrices are 8 x 8: these kernels are not chosen there.
-                if variant.matrices() {
-                    continue;
-                }
-                let options = naga::back::msl::Options {
-                    lang_version: (2, 4),
-                    fake_missing_bindings: true,
-                    ..Default::default()
-                };
-                naga::back::msl::write_string(&module, &info, &options, &Default::default())
-                    .unwrap_or_else(|e| panic!("{name}: {e}"));
-            }
-        }
-        assert!(variants.len() > 500, "{}", variants.len());
     }
 }

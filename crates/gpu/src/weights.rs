@@ -9,6 +9,7 @@ use ::backend::{Handle, Result, Shape};
 use checkpoint::{Float, Format, Weight};
 
 use crate::Gpu;
+use crate::kernel::WeightParams;
 use crate::pool::{ALIGNMENT, Buffer};
 use crate::slots::Slots;
 use crate::tensor::Tensor;
@@ -276,14 +277,11 @@ impl Stack {
         self.cols.div_ceil(8)
     }
 
-    /// Whether rows of inputs are whole eights.
-    pub fn aligned(&self) -> u32 {
-        u32::from(self.cols.is_multiple_of(8))
-    }
-
-    /// The numbers with which every kernel over weights begins.
-    pub fn numbers(&self) -> [u32; 4] {
-        [self.row_words, self.row_scales, self.cols, self.eights()].map(|n| n as u32)
+    /// The parameters with which every kernel over weights begins.
+    pub fn params(&self) -> WeightParams {
+        let [row_words, row_scales, cols, eights] =
+            [self.row_words, self.row_scales, self.cols, self.eights()].map(|n| n as u32);
+        WeightParams { row_words, row_scales, cols, eights }
     }
 }
 

@@ -5,57 +5,22 @@ use ::backend::{
     MlaWeights, Result, Shape, Span,
 };
 
-use super::attention::{HeadGate, Queries, first_seen, way};
+use super::attention::{HeadGate, Queries, first_seen};
 use super::rounded::Splits;
+use super::word;
 use crate::cache::KvCache;
+use crate::kernels::attention::Cache;
+use crate::kernels::attention_step::{
+    CHUNK, GROUP_ROWS, GROUP_SPLIT, GroupRows, GroupSlices, HeadChannels, Heads, LANES, LatentHeads,
+    MOST_SPLITS, MergedRows, WIDEST_PLAIN, attention_group, attention_heads, attention_step, heads_fit,
+    heads_merged, heads_step, latent_heads, latent_step,
+};
 use crate::pool::Buffer;
-use crate::shader::{Kernel, Variant, kernels};
 use crate::{Gpu, HeadMatrices, Tensor};
-
-/// Threads of a workgroup, of a position, positions that it takes at a time, quads of queries, and workgroups
-/// that are enough.
-const STEP_THREADS: usize = 256;
-const STEP_LANES: usize = 8;
-const STEP_CHUNK: usize = STEP_THREADS / STEP_LANES;
-const STEP_QUADS: usize = 640;
-const STEP_BUSY: usize = 128;
-
-/// Positions that are few enough for one workgroup per head, which then does everything, and its threads.
-const FEW: usize = 512;
-const FEW_THREADS: u32 = 512;
-
-/// Workgroups that share the positions of such a head, where the product behind can put them together.
-const MOST_SPLITS: usize = 4;
-
-/// The same of latents, which every head reads: positions times heads, the widest part without a position of a query, the widest latent, and
-/// rows of values of a workgroup.
-const FEW_OF_ALL_HEADS: usize = 16 * 4096;
-const WIDEST_PLAIN: usize = 128;
-const WIDEST_LATENT: usize = 512;
-const LATENT_THREADS: u32 = 512;
-const LATENT_LANES: usize = 16;
-const LATENT_BUSY: usize = 128;
-const MERGED_ROWS: usize = 4;
-const MERGED_ROWS_IN_CHAINS: usize = 8;
-
-/// On matrix units: positions of a workgroup, rows of queries and the fewest of them that are worth it, channels of a slice of keys and of values.
-const GROUP_SPLIT: usize = 128;
-const GROUP_ROWS: std::ops::RangeInclusive<usize> = 4..=16;
-const KEY_SLICE: usize = 64;
-const VALUE_SLICE: usize = 128;
-
-/// Threads that norm and turn a head of a single token, and its widest.
-const HEAD_THREADS: usize = 128;
-const WIDEST_HEAD: usize = 1024;
-
-/// The smallest value of a constant that is enough.
-fn enough(kernel: &Kernel, name: &str, wanted: usize) -> Option<u32> {
-    kernel.values(name).iter().copied().find(|n| wanted <= *n as usize)
-}
 
 /// Queries, keys and values of a token as they leave their projections, in one buffer.
 #[derive(Clone, Copy)]
-struct Heads<'a> {
+struct Projected<'a> {
     q: &'a Tensor,
     /// Where keys and values are behind the queries, and columns from one query to the next.
     k_at: usize,
@@ -86,60 +51,47 @@ impl Gpu {
         let width_more = more.map_or(0, |more| more.shape().cols / spec.heads);
         let key_words = cache.words(cache.shape.key_dim);
         let (value_plane, value_row) = cache.value_plane();
-        let (key_fours, value_fours) =
-            (cache.fours(cache.shape.key_dim), value_width.div_ceil(cache.values_in_four()));
-        let quads = key_fours * cache.values_in_four() / 4;
         let group = spec.heads / key_heads;
-        let rows = [8, 4, 2].into_iter().find(|r| r * quads <= STEP_QUADS && *r < 2 * group).unwrap_or(1);
-        let steps = enough(&kernels::ATTENTION_STEP, "KEY_STEPS", key_fours.div_ceil(STEP_LANES));
-        let value_lanes = enough(&kernels::ATTENTION_STEP, "VALUE_LANES", value_fours);
+        let (profile, dims) = (&self.device.profile, [cache.shape.key_dim, *value_width]);
         let whole =
             [key_words, cache.words(value_row), width, width_more].iter().all(|n| n.is_multiple_of(4));
-        let (Some(steps), Some(value_lanes), true) =
-            (steps, value_lanes, whole && rows * quads <= STEP_QUADS)
-        else {
-            return Ok(false);
-        };
-        let blocks = group.div_ceil(rows);
+        let consts = GroupRows::choose(profile, cache.shape.float, group, dims).filter(|_| whole);
+        let Some(consts) = consts else { return Ok(false) };
+        let blocks = group.div_ceil(consts.rows as usize);
         let end = span.position + 1;
         let begin = first_seen(spec.mask, span.position);
-        let wanted = STEP_BUSY.div_ceil(blocks * key_heads);
-        let split_len = (end - begin).div_ceil(wanted).next_multiple_of(STEP_CHUNK);
+        let wanted = profile.attention_step_workgroups.div_ceil(blocks * key_heads);
+        let split_len = (end - begin).div_ceil(wanted).next_multiple_of(CHUNK);
         // Splits are counted from position 0; those before the first that is seen find nothing to do.
         let splits = end.div_ceil(split_len);
-        let (stride, offset) = gate.map_or((0, 0), |gate| (gate.stride, gate.offset));
-        let number = |n: usize| n as u32;
-        let numbers = [
-            number(spec.heads),
-            number(key_heads),
-            number(width),
-            number(width_more),
-            number(key_fours),
-            number(cache.fours(value_row)),
-            number(value_fours),
-            number(*value_width),
-            number(cache.slots()),
-            number(begin),
-            number(end),
-            spec.scale.to_bits(),
-            spec.soft_cap.unwrap_or(0.0).to_bits(),
-            number(splits),
-            number(split_len),
-            number(span.row),
-            number(stride),
-            number(offset),
-        ];
-        let variant = Variant::new(&kernels::ATTENTION_STEP, STEP_THREADS as u32)
-            .with("LANES", STEP_LANES as u32)
-            .with("CACHE", way(cache.shape.float))
-            .with("ROWS", rows as u32)
-            .with("KEY_STEPS", steps)
-            .with("VALUE_LANES", value_lanes)
-            .with("QUERY_QUADS", if self.device.most_threads > 256 { 1024 } else { STEP_QUADS as u32 });
-        let grid = [blocks as u32, key_heads as u32, splits as u32];
-        let gates = gate.map_or(*q, |gate| gate.x).buffer();
-        let inputs = [q.buffer(), more.unwrap_or(q).buffer(), cache.keys(), value_plane, gates];
-        self.run_splits((&variant, &inputs, &numbers, grid), queries, span, splits, y)?;
+        let params = attention_step::Params {
+            heads: word(spec.heads),
+            key_heads: word(key_heads),
+            width: word(width),
+            width_more: word(width_more),
+            key_fours: word(cache.fours(cache.shape.key_dim)),
+            value_stride: word(cache.fours(value_row)),
+            value_fours: word(value_width.div_ceil(cache.values_in_four())),
+            value_width: word(*value_width),
+            slots: word(cache.slots()),
+            begin: word(begin),
+            end: word(end),
+            scale: spec.scale,
+            soft_cap: spec.soft_cap.unwrap_or(0.0),
+            splits: word(splits),
+            split_len: word(split_len),
+            token: word(span.row),
+            gate_stride: gate.map_or(0, |gate| word(gate.stride)),
+            gate_at: gate.map_or(0, |gate| word(gate.offset)),
+        };
+        let (q, q_more, gates) = (q.buffer(), more.map(Tensor::buffer), gate.map(|gate| gate.x.buffer()));
+        let (keys, values) = (cache.keys(), value_plane);
+        let partial = self.room_for_splits(queries, span, splits)?;
+        let out = partial.as_ref().unwrap_or(y.buffer());
+        let bindings = attention_step::Bindings { q, q_more, keys, values, gates, y: out };
+        let grid = [word(blocks), word(key_heads), word(splits)];
+        self.run(attention_step::call(consts, params, bindings), grid);
+        self.merge(queries, partial.as_ref(), span, splits, y);
         Ok(true)
     }
 
@@ -159,42 +111,34 @@ impl Gpu {
         let (value_plane, value_row) = cache.value_plane();
         let value_stride = cache.words(value_row);
         let (begin, end) = (first_seen(spec.mask, span.position), span.position + 1);
-        let kernel = &kernels::ATTENTION_GROUP;
-        let key_slices = enough(kernel, "KEY_SLICES", cache.shape.key_dim.div_ceil(KEY_SLICE));
-        let value_slices = enough(kernel, "VALUE_SLICES", value_width.div_ceil(VALUE_SLICE));
-        let (Some(key_slices), Some(value_slices)) = (key_slices, value_slices) else { return Ok(false) };
+        let profile = &self.device.profile;
         let whole = [key_words, value_stride, width, width_more].iter().all(|n| n.is_multiple_of(4));
-        let suits = self.device.matrices && cache.shape.float == CacheFloat::F16 && whole;
-        // Fours of halves of 16 queries, or of their weights, and of a slice; scores.
-        let halves = 16 * (16 * key_slices + 2).max(34) + 128 * 18;
-        let shared = 8 * halves + 4 * 16 * 132;
-        let many = end - begin > FEW && GROUP_ROWS.contains(&(spec.heads / key_heads));
-        if !suits || !many || shared > self.device.shared_memory {
-            return Ok(false);
-        }
+        let suits = cache.shape.float == CacheFloat::F16 && whole;
+        let many = end - begin > profile.few_positions && GROUP_ROWS.contains(&(spec.heads / key_heads));
+        let consts = GroupSlices::choose(profile, [cache.shape.key_dim, *value_width]);
+        let Some(consts) = consts.filter(|_| suits && many) else { return Ok(false) };
         let splits = (end - begin).div_ceil(GROUP_SPLIT);
-        let mut numbers = [
-            spec.heads,
-            key_heads,
-            width / 4,
-            width_more / 4,
-            key_words / 4,
-            value_stride / 4,
-            *value_width,
-            cache.slots(),
-            begin,
-            end,
-        ]
-        .map(|n| n as u32)
-        .to_vec();
-        numbers.extend([spec.scale.to_bits(), spec.soft_cap.unwrap_or(0.0).to_bits(), span.row as u32]);
-        let variant = Variant::new(kernel, 256)
-            .with("KEY_SLICES", key_slices)
-            .with("VALUE_SLICES", value_slices)
-            .with("MATRICES", 1);
-        let grid = [key_heads as u32, splits as u32, 1];
-        let inputs = [q.buffer(), more.unwrap_or(q).buffer(), cache.keys(), value_plane];
-        self.run_splits((&variant, &inputs, &numbers, grid), queries, span, splits, y)?;
+        let params = attention_group::Params {
+            heads: word(spec.heads),
+            key_heads: word(key_heads),
+            quads: word(width / 4),
+            quads_more: word(width_more / 4),
+            key_eights: word(key_words / 4),
+            value_eights: word(value_stride / 4),
+            value_width: word(*value_width),
+            slots: word(cache.slots()),
+            begin: word(begin),
+            end: word(end),
+            scale: spec.scale,
+            soft_cap: spec.soft_cap.unwrap_or(0.0),
+            token: word(span.row),
+        };
+        let (q, q_more, keys, values) = (q.buffer(), more.map(Tensor::buffer), cache.keys(), value_plane);
+        let partial = self.room_for_splits(queries, span, splits)?;
+        let out = partial.as_ref().unwrap_or(y.buffer());
+        let bindings = attention_group::Bindings { q, q_more, keys, values, y: out };
+        self.run(attention_group::call(consts, params, bindings), [word(key_heads), word(splits), 1]);
+        self.merge(queries, partial.as_ref(), span, splits, y);
         Ok(true)
     }
 
@@ -248,55 +192,46 @@ impl Gpu {
         let (Some([k, v]), Some(own)) = (kv, &weights.key_value) else { return Ok(None) };
         let (Some(k_at), Some(v_at)) = (place(k), place(v)) else { return Ok(None) };
         let words = cache.words(key_dim).is_multiple_of(4) && cache.words(value_dim).is_multiple_of(4);
-        let fits =
-            key_dim.max(value_dim) <= WIDEST_HEAD && key_dim.div_ceil(4) <= STEP_QUADS && value_dim > 0;
-        if q.shape().rows != 1 || !words || !fits {
+        if q.shape().rows != 1 || !words || !heads_fit([key_dim, value_dim]) {
             return Ok(None);
         }
         self.reserve(cache, 1)?;
         let stride = q.shape().cols / spec.heads;
         let (angles, first_angle) = self.angles_of(rope, batch)?;
-        let heads = Heads { q, k_at, v_at, stride, angles: &angles, first_angle };
+        let heads = Projected { q, k_at, v_at, stride, angles: &angles, first_angle };
         if let Some(attended) = self.attention_of_few(&heads, weights, span, cache, (spec, shared))? {
             return Ok(Some(attended));
         }
         let turned = self.tensor(1, spec.heads * key_dim)?;
-        let each = key_dim.max(value_dim).div_ceil(HEAD_THREADS).next_power_of_two();
-        let variant = Variant::new(&kernels::HEADS_STEP, HEAD_THREADS as u32)
-            .with("CACHE", way(float))
-            .with("EACH", each as u32);
-        let interleaved = usize::from(rope.interleaved());
-        let slot = span.position % cache.slots();
-        let mut numbers = [
-            spec.heads,
-            key_heads,
-            key_dim,
-            stride,
-            value_dim,
-            k_at,
-            v_at,
-            cache.words(key_dim),
-            cache.words(value_dim),
-            slot,
-            rope.rotary_dim() / 2,
-            first_angle,
-            interleaved,
-            usize::from(own.norm_values),
-        ]
-        .map(|n| n as u32)
-        .to_vec();
-        numbers.push(eps.to_bits());
-        let values = cache.values().expect("values have a width");
-        let buffers = [
-            q.buffer(),
-            q_norm.buffer(),
-            own.k_norm.buffer(),
-            &angles,
-            turned.buffer(),
-            cache.keys(),
-            values,
-        ];
-        self.run(&variant, &buffers, &numbers, [(spec.heads + 2 * key_heads) as u32, 1, 1]);
+        let params = heads_step::Params {
+            heads: word(spec.heads),
+            key_heads: word(key_heads),
+            width: word(key_dim),
+            stride: word(stride),
+            value_width: word(value_dim),
+            k_at: word(k_at),
+            v_at: word(v_at),
+            key_words: word(cache.words(key_dim)),
+            value_words: word(cache.words(value_dim)),
+            slot: word(span.position % cache.slots()),
+            pairs: word(rope.rotary_dim() / 2),
+            first_angle: word(first_angle),
+            interleaved: rope.interleaved().into(),
+            norm_values: own.norm_values.into(),
+            eps: *eps,
+        };
+        let bindings = heads_step::Bindings {
+            x: q.buffer(),
+            q_norm: q_norm.buffer(),
+            k_norm: own.k_norm.buffer(),
+            angles: &angles,
+            q: turned.buffer(),
+            keys: cache.keys(),
+            values: cache.values().expect("values have a width"),
+        };
+        let consts = HeadChannels::choose(float, [key_dim, value_dim]);
+        let grid = [word(spec.heads + 2 * key_heads), 1, 1];
+        self.run(heads_step::call(consts, params, bindings), grid);
         cache.advance(1);
         let y = self.tensor(1, spec.heads * value_dim)?;
         let gate = gated.then_some(HeadGate { x: q, stride, offset: key_dim });
@@ -308,7 +243,7 @@ impl Gpu {
     /// Heads and their attention in one dispatch, where positions are few, or `None`.
     fn attention_of_few(
         &self,
-        heads: &Heads<'_>,
+        heads: &Projected<'_>,
         weights: &AttentionWeights<Gpu>,
         span: &Span,
         cache: &mut KvCache,
@@ -317,61 +252,44 @@ impl Gpu {
         let AttentionWeights { q_norm, key_value: Some(own), rope, eps, gated } = weights else {
             return Ok(None);
         };
-        let Heads { q, k_at, v_at, stride, angles, first_angle } = *heads;
+        let Projected { q, k_at, v_at, stride, angles, first_angle } = *heads;
         let KvShape { heads: key_heads, key_dim, value_dim, float, .. } = cache.shape;
         let begin = first_seen(spec.mask, span.position);
-        let threads = if self.device.most_threads >= FEW_THREADS { FEW_THREADS } else { STEP_THREADS as u32 };
-        let widest = key_dim.max(value_dim);
-        let kernel = &kernels::ATTENTION_HEADS;
-        let each = enough(kernel, "EACH", widest.div_ceil(threads as usize / 4));
-        let fours = [key_dim, value_dim].map(|dim| cache.fours(dim));
-        let steps = enough(kernel, "KEY_STEPS", fours[0].div_ceil(STEP_LANES));
-        let value_lanes = enough(kernel, "VALUE_LANES", fours[1]);
-        let (Some(each), Some(steps), Some(value_lanes)) = (each, steps, value_lanes) else {
-            return Ok(None);
-        };
         // They are put together eight values at a time, which must be of one head.
         let shared = shared && value_dim.is_multiple_of(8);
-        if span.position - begin >= FEW || self.device.largest_subgroup > threads / 4 {
-            return Ok(None);
-        }
-        let variant = Variant::new(kernel, threads)
-            .with("LANES", STEP_LANES as u32)
-            .with("CACHE", way(float))
-            .with("ROWS", 1)
-            .with("KEY_STEPS", steps)
-            .with("VALUE_LANES", value_lanes)
-            .with("QUERY_QUADS", 1)
-            .with("EACH", each)
-            .with("SPLIT", u32::from(shared));
+        let profile = &self.device.profile;
+        let consts = Heads::choose(profile, float, [key_dim, value_dim], shared);
+        let few = span.position - begin < profile.few_positions;
+        let quarters = |consts: &Heads| profile.limits.largest_subgroup <= consts.threads / 4;
+        let Some(consts) = consts.filter(|consts| few && quarters(consts)) else { return Ok(None) };
         let positions = span.position + 1 - begin;
-        let chunk = threads as usize / STEP_LANES;
+        let chunk = consts.threads as usize / LANES;
         let split_len = positions.div_ceil(if shared { MOST_SPLITS } else { 1 }).next_multiple_of(chunk);
         let splits = positions.div_ceil(split_len);
-        let mut numbers = [
-            spec.heads,
-            key_heads,
-            key_dim,
-            stride,
-            value_dim,
-            k_at,
-            v_at,
-            fours[0],
-            fours[1],
-            fours[1],
-            cache.slots(),
-            begin,
-            span.position,
-            rope.rotary_dim() / 2,
-            first_angle,
-            usize::from(rope.interleaved()),
-            usize::from(own.norm_values),
-            usize::from(*gated),
-        ]
-        .map(|n| n as u32)
-        .to_vec();
-        numbers.extend([*eps, spec.scale, spec.soft_cap.unwrap_or(0.0)].map(f32::to_bits));
-        numbers.push(split_len as u32);
+        let params = attention_heads::Params {
+            heads: word(spec.heads),
+            key_heads: word(key_heads),
+            width: word(key_dim),
+            stride: word(stride),
+            value_width: word(value_dim),
+            k_at: word(k_at),
+            v_at: word(v_at),
+            key_fours: word(cache.fours(key_dim)),
+            value_stride: word(cache.fours(value_dim)),
+            value_fours: word(cache.fours(value_dim)),
+            slots: word(cache.slots()),
+            begin: word(begin),
+            position: word(span.position),
+            pairs: word(rope.rotary_dim() / 2),
+            first_angle: word(first_angle),
+            interleaved: rope.interleaved().into(),
+            norm_values: own.norm_values.into(),
+            gated: (*gated).into(),
+            eps: *eps,
+            scale: spec.scale,
+            soft_cap: spec.soft_cap.unwrap_or(0.0),
+            split_len: word(split_len),
+        };
         let cols = spec.heads * value_dim;
         let y = match shared {
             // A largest score and a sum for each.
@@ -381,10 +299,16 @@ impl Gpu {
             ),
             false => self.tensor(1, cols)?,
         };
-        let values = cache.values().expect("values have a width");
-        let [x, q_norm, k_norm, out] = [q, q_norm, &own.k_norm, &y].map(Tensor::buffer);
-        let buffers = [x, q_norm, k_norm, angles, cache.keys(), values, out];
-        self.run(&variant, &buffers, &numbers, [spec.heads as u32, splits as u32, 1]);
+        let bindings = attention_heads::Bindings {
+            x: q.buffer(),
+            q_norm: q_norm.buffer(),
+            k_norm: own.k_norm.buffer(),
+            angles,
+            keys: cache.keys(),
+            values: cache.values().expect("values have a width"),
+            y: y.buffer(),
+        };
+        self.run(attention_heads::call(consts, params, bindings), [word(spec.heads), word(splits), 1]);
         cache.advance(1);
         Ok(Some(match shared {
             true => Attended::Splits(Splits { parts: y, count: splits, width: value_dim }),
@@ -404,82 +328,70 @@ impl Gpu {
     ) -> Result<Option<Tensor>> {
         let (rank, pe, nope) = (weights.norm.shape().cols, weights.rope.rotary_dim(), weights.nope);
         let MlaWeights { embed_q: embed, unembed_out: unembed } = &weights.mla;
-        let kernel = &kernels::LATENT_HEADS;
         let [words, value_words] = [rank + pe, rank].map(|width| cache.words(width));
-        let float = cache.shape.float;
-        let wide = self.device.most_threads >= LATENT_THREADS;
-        let (threads, lanes) =
-            if wide { (LATENT_THREADS, LATENT_LANES) } else { (STEP_THREADS as u32, STEP_LANES) };
-        let steps = enough(kernel, "KEY_STEPS", words.div_ceil(4 * lanes));
-        let value_lanes = enough(kernel, "VALUE_LANES", value_words.div_ceil(4).max(lanes));
-        let out_threads = kernels::HEADS_MERGED.threads.iter().copied();
-        let out_threads = out_threads.clone().find(|t| unembed.stack.eights() <= *t as usize);
-        let (Some(steps), Some(value_lanes), Some(out_threads)) = (steps, value_lanes, out_threads) else {
-            return Ok(None);
-        };
+        let profile = &self.device.profile;
+        let consts = LatentHeads::choose(profile, embed.stack.format, cache.shape.float, [rank, pe]);
+        let merged = MergedRows::choose(profile, unembed.stack.format, unembed.stack.eights());
+        let (Some(consts), Some(merged)) = (consts, merged) else { return Ok(None) };
         let rounds = self.rounds(1, &embed.stack);
         let simple = |m: &HeadMatrices| m.stack.parts.len() == 1 && !m.transposed && m.count == spec.heads;
         let whole = [words, value_words, nope / 8, pe].iter().all(|n| n.is_multiple_of(4));
-        let narrow =
-            nope <= WIDEST_PLAIN && pe <= STEP_THREADS && rank <= WIDEST_LATENT && rank.is_multiple_of(8);
         let len = span.position + 1;
         let fits = simple(embed) && simple(unembed) && (embed.rows, unembed.stack.cols) == (rank, rank);
-        // Latents of codes are appended and attended one after the other.
-        if float == CacheFloat::Q8
-            || !rounds
-            || !whole
-            || !narrow
-            || !fits
-            || spec.heads * len > FEW_OF_ALL_HEADS
-        {
+        let few = spec.heads * len <= profile.few_latent_positions;
+        if !rounds || !whole || nope > WIDEST_PLAIN || !fits || !few {
             return Ok(None);
         }
         self.reserve(cache, 1)?;
         let (angles, first_angle) = self.angles_of(&weights.rope, batch)?;
-        let variant = Variant::new(kernel, threads)
-            .format(embed.stack.format)
-            .with("LANES", lanes as u32)
-            .with("CACHE", way(float))
-            .with("ROWS", 1)
-            .with("KEY_STEPS", steps)
-            .with("VALUE_LANES", value_lanes)
-            .with("QUERY_QUADS", 1);
-        let split_len = len.div_ceil(LATENT_BUSY.div_ceil(spec.heads)).next_multiple_of(STEP_CHUNK);
+        let split_len = len.div_ceil(profile.latent_workgroups.div_ceil(spec.heads)).next_multiple_of(CHUNK);
         let splits = len.div_ceil(split_len);
-        let numbers = [
-            nope,
-            pe,
-            rank,
-            1,
-            words / 4,
-            words / 4,
-            value_words / 4,
-            cache.slots(),
-            span.position,
-            first_angle,
-            usize::from(weights.rope.interleaved()),
-        ];
-        let mut numbers: Vec<u32> =
-            embed.stack.numbers().into_iter().chain(numbers.map(|n| n as u32)).collect();
-        numbers.extend([weights.eps, spec.scale, 0.0].map(f32::to_bits));
-        numbers.extend([spec.heads, split_len].map(|n| n as u32));
+        let params = latent_heads::Params {
+            weight: embed.stack.params(),
+            nope: word(nope),
+            pe: word(pe),
+            rank: word(rank),
+            key_heads: 1,
+            key_fours: word(words / 4),
+            value_stride: word(words / 4),
+            value_fours: word(value_words / 4),
+            slots: word(cache.slots()),
+            position: word(span.position),
+            first_angle: word(first_angle),
+            interleaved: weights.rope.interleaved().into(),
+            eps: weights.eps,
+            scale: spec.scale,
+            soft_cap: 0.0,
+            heads: word(spec.heads),
+            split_len: word(split_len),
+        };
         let partial = self.pool.take(4 * (splits * spec.heads * (rank + 2)) as u64)?;
         let part = &embed.stack.parts[0];
-        let [q, kv, norm] = [q, kv, &weights.norm].map(Tensor::buffer);
-        let buffers = [&part.codes, &part.scales, q, kv, norm, &angles, cache.keys(), &partial];
-        self.run(&variant, &buffers, &numbers, [spec.heads as u32, splits as u32, 1]);
+        let bindings = latent_heads::Bindings {
+            codes: &part.codes,
+            scales: &part.scales,
+            q: q.buffer(),
+            kv: kv.buffer(),
+            norm: weights.norm.buffer(),
+            angles: &angles,
+            keys: cache.keys(),
+            partial: &partial,
+        };
+        self.run(latent_heads::call(consts, params, bindings), [word(spec.heads), word(splits), 1]);
         cache.advance(1);
 
         let (stack, y) = (&unembed.stack, self.tensor(1, spec.heads * unembed.rows)?);
         let part = &stack.parts[0];
-        let merged_rows = if self.device.chains { MERGED_ROWS_IN_CHAINS } else { MERGED_ROWS };
-        let variant = Variant::new(&kernels::HEADS_MERGED, out_threads)
-            .format(stack.format)
-            .with("ROWS", merged_rows as u32);
-        let rest = [unembed.rows, spec.heads, splits].map(|n| n as u32);
-        let numbers: Vec<u32> = stack.numbers().into_iter().chain(rest).collect();
-        let grid = [unembed.rows.div_ceil(merged_rows) as u32, spec.heads as u32, 1];
-        self.run(&variant, &[&part.codes, &part.scales, &partial, y.buffer()], &numbers, grid);
+        let params = heads_merged::Params {
+            weight: stack.params(),
+            head_rows: word(unembed.rows),
+            heads: word(spec.heads),
+            splits: word(splits),
+        };
+        let (codes, scales, partial) = (&part.codes, &part.scales, &partial);
+        let bindings = heads_merged::Bindings { codes, scales, partial, y: y.buffer() };
+        let grid = [word(unembed.rows).div_ceil(merged.rows), word(spec.heads), 1];
+        self.run(heads_merged::call(merged, params, bindings), grid);
         Ok(Some(y))
     }
 
@@ -498,16 +410,28 @@ impl Gpu {
         self.reserve(cache, 1)?;
         let parts = [self.tensor(1, heads * nope)?, self.tensor(1, heads * pe)?];
         let (angles, first_angle) = self.angles_of(&weights.rope, batch)?;
-        let variant = Variant::new(&kernels::LATENT_STEP, 128).with("CACHE", way(cache.shape.float));
-        let slot = span.position % cache.slots();
-        let interleaved = usize::from(weights.rope.interleaved());
-        let words = cache.words(rank + pe);
-        let mut numbers =
-            [heads, nope, pe, rank, words, slot, first_angle, interleaved].map(|n| n as u32).to_vec();
-        numbers.push(weights.eps.to_bits());
-        let [q, kv, norm, plain, turned] = [q, kv, &weights.norm, &parts[0], &parts[1]].map(Tensor::buffer);
-        let buffers = [q, kv, norm, &angles, plain, turned, cache.keys()];
-        self.run(&variant, &buffers, &numbers, [heads as u32 + 1, 1, 1]);
+        let params = latent_step::Params {
+            heads: word(heads),
+            nope: word(nope),
+            pe: word(pe),
+            rank: word(rank),
+            key_words: word(cache.words(rank + pe)),
+            slot: word(span.position % cache.slots()),
+            first_angle: word(first_angle),
+            interleaved: weights.rope.interleaved().into(),
+            eps: weights.eps,
+        };
+        let bindings = latent_step::Bindings {
+            q: q.buffer(),
+            kv: kv.buffer(),
+            norm: weights.norm.buffer(),
+            angles: &angles,
+            q_plain: parts[0].buffer(),
+            q_turned: parts[1].buffer(),
+            keys: cache.keys(),
+        };
+        let consts = Cache { cache: cache.shape.float };
+        self.run(latent_step::call(consts, params, bindings), [word(heads) + 1, 1, 1]);
         cache.advance(1);
         Ok(parts)
     }

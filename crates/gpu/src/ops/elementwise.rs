@@ -2,60 +2,50 @@
 
 use ::backend::{Activation, Handle, Result, Shape, Shared};
 
-use super::each;
-use crate::shader::kernels;
+use super::word;
+use crate::kernels::elementwise::{combine, glu, sigmoid_gate, soft_cap};
 use crate::{Gpu, Tensor};
-
-/// What kernels call an activation.
-pub(crate) fn number(activation: Activation) -> u32 {
-    match activation {
-        Activation::Silu => 0,
-        Activation::GeluTanh => 1,
-    }
-}
 
 impl Gpu {
     pub(crate) fn glu_of(&self, gate: &Tensor, up: &Tensor, activation: Activation) -> Result<Tensor> {
         let Shape { rows, cols } = gate.shape();
         let y = self.tensor(rows, cols)?;
-        let variant = each(&kernels::GLU).with("ACTIVATION", number(activation));
-        self.run_each(
-            &variant,
-            &[gate.buffer(), up.buffer(), y.buffer()],
-            &[(rows * cols) as u32],
-            rows * cols,
-        );
+        let bindings = glu::Bindings { gate: gate.buffer(), up: up.buffer(), y: y.buffer() };
+        let params = glu::Params { len: word(rows * cols) };
+        self.run_each(glu::call(glu::Consts { activation }, params, bindings), rows * cols);
         Ok(y)
     }
 
     pub(crate) fn soft_cap_of(&self, x: &Tensor, cap: f32) -> Result<Tensor> {
         let Shape { rows, cols } = x.shape();
         let y = self.tensor(rows, cols)?;
-        let numbers = [(rows * cols) as u32, cap.to_bits()];
-        self.run_each(&each(&kernels::SOFT_CAP), &[x.buffer(), y.buffer()], &numbers, rows * cols);
+        let params = soft_cap::Params { len: word(rows * cols), cap };
+        let bindings = soft_cap::Bindings { x: x.buffer(), y: y.buffer() };
+        self.run_each(soft_cap::call(params, bindings), rows * cols);
         Ok(y)
     }
 
-    pub(crate) fn sigmoid_gate_of(&self, x: &Tensor, g: &Tensor) -> Result<Tensor> {
+    pub(crate) fn sigmoid_gate_of(&self, x: &Tensor, gate: &Tensor) -> Result<Tensor> {
         let Shape { rows, cols } = x.shape();
         let y = self.tensor(rows, cols)?;
-        let buffers = [x.buffer(), g.buffer(), y.buffer()];
-        self.run_each(&each(&kernels::SIGMOID_GATE), &buffers, &[(rows * cols) as u32], rows * cols);
+        let params = sigmoid_gate::Params { len: word(rows * cols) };
+        let bindings = sigmoid_gate::Bindings { x: x.buffer(), gate: gate.buffer(), y: y.buffer() };
+        self.run_each(sigmoid_gate::call(params, bindings), rows * cols);
         Ok(y)
     }
 
     pub(crate) fn combine_of(&self, h: &Tensor, moe: &Tensor, shared: &Shared<'_, Tensor>) -> Result<Tensor> {
         let Shape { rows, cols } = h.shape();
         let y = self.tensor(rows, cols)?;
-        // Where there is no shared expert, something that is there stands in for it.
-        let (kind, x, gate) = match shared {
-            Shared::Absent => (0, h, h),
-            Shared::Plain(x) => (1, *x, h),
-            Shared::Gated { x, gate } => (2, *x, *gate),
+        let (kind, shared_part, gate) = match shared {
+            Shared::Absent => (0, None, None),
+            Shared::Plain(x) => (1, Some(x.buffer()), None),
+            Shared::Gated { x, gate } => (2, Some(x.buffer()), Some(gate.buffer())),
         };
-        let buffers = [h.buffer(), moe.buffer(), x.buffer(), gate.buffer(), y.buffer()];
-        let numbers = [(rows * cols) as u32, cols as u32, kind];
-        self.run_each(&each(&kernels::COMBINE), &buffers, &numbers, rows * cols);
+        let params = combine::Params { len: word(rows * cols), width: word(cols), kind };
+        let bindings =
+            combine::Bindings { h: h.buffer(), moe: moe.buffer(), shared_part, gate, y: y.buffer() };
+        self.run_each(combine::call(params, bindings), rows * cols);
         Ok(y)
     }
 }

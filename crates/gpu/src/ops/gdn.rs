@@ -2,50 +2,39 @@
 
 use ::backend::{Batch, GdnShape, GdnWeights, Handle, Result, Span};
 
-use super::{each, folded};
+use super::{folded, word};
+use crate::kernels::gdn::{
+    CHUNK, CHUNK_WORDS, Columns, Convolution, Delta, ROWS, STEP_LANES, SliceThreads, Step, THREADS, WIDEST,
+    conv, conv_step, conv_window, gdn, gdn_chunks, gdn_gates, gdn_qk_norm, gdn_raw, gdn_scan, gdn_step,
+};
 use crate::recurrent::Recurrent;
-use crate::shader::{Variant, kernels};
 use crate::{Gpu, Tensor};
-
-/// Threads of a workgroup of the recurrence, and rows of a state it has.
-const THREADS: u32 = 128;
-const ROWS: usize = 8;
-
-/// Tokens that are taken at once in longer sequences, as in `pieces/chunk.wgsl`, the words kept for them per head, and the widest
-/// head that fits a workgroup then.
-const CHUNK: usize = 16;
-const CHUNK_WORDS: usize = 2 * CHUNK * CHUNK + 2 * CHUNK;
-const WIDEST: usize = 128;
-
-/// Threads of a row of the state in a step of one token.
-const STEP_LANES: usize = 16;
-
-/// Most taps of its convolution.
-const MOST_TAPS: usize = 4;
-
-/// Most tokens that one thread takes through the convolution.
-const FEW: usize = 4;
 
 impl Gpu {
     pub(crate) fn conv(
         &self,
         x: &Tensor,
-        w: &Tensor,
+        weight: &Tensor,
         batch: &Batch<Self>,
         states: &mut [&mut Recurrent],
     ) -> Result<Tensor> {
         let channels = x.shape().cols;
         let y = self.tensor(batch.rows(), channels)?;
         for (span, state) in batch.spans().iter().zip(states) {
-            let kernel = state.shape.kernel;
-            let numbers = [span.len, span.row, channels, kernel].map(|n| n as u32);
-            let buffers = [x.buffer(), w.buffer(), &state.window, y.buffer()];
-            if span.len <= FEW {
-                self.run_each(&each(&kernels::CONV_STEP), &buffers, &numbers, channels);
+            let params = Convolution {
+                tokens: word(span.len),
+                first_row: word(span.row),
+                channels: word(channels),
+                kernel: word(state.shape.kernel),
+            };
+            let (x, weight, window, y) = (x.buffer(), weight.buffer(), &state.window, y.buffer());
+            if span.len <= self.device.profile.convolution_tokens {
+                let bindings = conv_step::Bindings { x, weight, window, y };
+                self.run_each(conv_step::call(params, bindings), channels);
             } else {
-                self.run_each(&each(&kernels::CONV), &buffers, &numbers, span.len * channels);
-                let buffers = [x.buffer(), &state.window];
-                self.run_each(&each(&kernels::CONV_WINDOW), &buffers, &numbers, channels);
+                let bindings = conv::Bindings { x, weight, window, y };
+                self.run_each(conv::call(params, bindings), span.len * channels);
+                self.run_each(conv_window::call(params, conv_window::Bindings { x, window }), channels);
             }
         }
         Ok(y)
@@ -55,39 +44,49 @@ impl Gpu {
         let (rows, channels) = (qkv.shape().rows, shape.channels());
         let y = self.tensor(rows, channels)?;
         let slices = channels.div_ceil(shape.key_dim);
-        let numbers = [rows, channels, shape.key_total(), shape.key_dim, slices].map(|n| n as u32);
-        let variant = self.by_row(&kernels::GDN_QK_NORM, shape.key_dim, rows * slices);
-        self.run(&variant, &[qkv.buffer(), y.buffer()], &numbers, folded(rows * slices));
+        let params = gdn_qk_norm::Params {
+            rows: word(rows),
+            channels: word(channels),
+            key_total: word(shape.key_total()),
+            key_dim: word(shape.key_dim),
+            slices: word(slices),
+        };
+        let consts = SliceThreads::choose(&self.device.profile, shape.key_dim, rows * slices);
+        let bindings = gdn_qk_norm::Bindings { x: qkv.buffer(), y: y.buffer() };
+        self.run(gdn_qk_norm::call(consts, params, bindings), folded(rows * slices));
         Ok(y)
     }
 
     pub(crate) fn gdn_gates_of(&self, [a, b, a_log, dt_bias]: [&Tensor; 4]) -> Result<(Tensor, Tensor)> {
         let (rows, heads) = (a.shape().rows, a.shape().cols);
         let (g, beta) = (self.tensor(rows, heads)?, self.tensor(rows, heads)?);
-        let buffers = [a.buffer(), b.buffer(), a_log.buffer(), dt_bias.buffer(), g.buffer(), beta.buffer()];
-        let numbers = [rows * heads, heads].map(|n| n as u32);
-        self.run_each(&each(&kernels::GDN_GATES), &buffers, &numbers, rows * heads);
+        let [a, b, a_log, dt_bias] = [a, b, a_log, dt_bias].map(Tensor::buffer);
+        let bindings = gdn_gates::Bindings { a, b, a_log, dt_bias, g: g.buffer(), beta: beta.buffer() };
+        let params = gdn_gates::Params { len: word(rows * heads), heads: word(heads) };
+        self.run_each(gdn_gates::call(params, bindings), rows * heads);
         Ok((g, beta))
     }
 
     /// The recurrence over one sequence, token by token. With `raw`, queries, keys and gates are as they leave their projections.
     fn by_token(
         &self,
-        [qkv, g, beta]: [&Tensor; 3],
+        inputs: [&Tensor; 3],
         raw: Option<&GdnWeights<Tensor>>,
         span: &Span,
         state: &Recurrent,
         y: &Tensor,
     ) {
-        let keys = state.shape.key_dim.div_ceil(THREADS as usize / ROWS).next_power_of_two();
-        let variant = Variant::new(&kernels::GDN, THREADS)
-            .with("ROWS", ROWS as u32)
-            .with("KEYS", keys as u32)
-            .with("RAW", u32::from(raw.is_some()));
-        let (a_log, dt_bias) = raw.map_or((g, g), |weights| (&weights.a_log, &weights.dt_bias));
-        let [qkv, g, beta, a_log, dt_bias] = [qkv, g, beta, a_log, dt_bias].map(Tensor::buffer);
-        let buffers = [qkv, g, beta, a_log, dt_bias, &state.matrices, y.buffer()];
-        self.run(&variant, &buffers, &numbers(span, &state.shape), by_rows(&state.shape));
+        let (consts, params) = (Columns::choose(state.shape.key_dim), params(span, &state.shape));
+        let ([qkv, a, b], state_of, y) = (inputs.map(Tensor::buffer), &state.matrices, y.buffer());
+        let call = match raw {
+            Some(weights) => {
+                let [a_log, dt_bias] = [&weights.a_log, &weights.dt_bias].map(Tensor::buffer);
+                let bindings = gdn_raw::Bindings { qkv, state: state_of, y, a, b, a_log, dt_bias };
+                gdn_raw::call(consts, params, bindings)
+            }
+            None => gdn::call(consts, params, gdn::Bindings { qkv, state: state_of, y, g: a, beta: b }),
+        };
+        self.run(call, by_rows(&state.shape));
     }
 
     /// The recurrence over one sequence, a chunk of tokens at a time.
@@ -101,12 +100,12 @@ impl Gpu {
         let shape = &state.shape;
         let count = span.len.div_ceil(CHUNK);
         let chunks = self.tensor(count * shape.value_heads, CHUNK_WORDS)?;
-        let numbers = numbers(span, shape);
-        let buffers = [qkv.buffer(), g.buffer(), beta.buffer(), chunks.buffer()];
-        let grid = [count as u32, shape.value_heads as u32, 1];
-        self.run(&Variant::new(&kernels::GDN_CHUNKS, (CHUNK * CHUNK) as u32), &buffers, &numbers, grid);
-        let buffers = [qkv.buffer(), chunks.buffer(), &state.matrices, y.buffer()];
-        self.run(&Variant::new(&kernels::GDN_SCAN, THREADS), &buffers, &numbers, by_rows(shape));
+        let params = params(span, shape);
+        let [qkv, g, beta, chunks] = [qkv, g, beta, &chunks].map(Tensor::buffer);
+        let grid = [word(count), word(shape.value_heads), 1];
+        self.run(gdn_chunks::call(params, gdn_chunks::Bindings { qkv, g, beta, chunks }), grid);
+        let bindings = gdn_scan::Bindings { qkv, chunks, state: &state.matrices, y: y.buffer() };
+        self.run(gdn_scan::call(params, bindings), by_rows(shape));
         Ok(())
     }
 
@@ -120,21 +119,30 @@ impl Gpu {
         let GdnShape { key_heads, value_heads, key_dim, value_dim, kernel } = weights.shape;
         let place = |x: &Tensor| qkv.buffer().distance_to(x.buffer()).map(|bytes| bytes as usize / 4);
         let (Some(a_at), Some(b_at)) = (place(a), place(b)) else { return Ok(None) };
-        if qkv.shape().rows != 1 || key_dim > WIDEST || !key_dim.is_multiple_of(4) || kernel > MOST_TAPS {
+        let Some(consts) = Step::choose(key_dim, kernel).filter(|_| qkv.shape().rows == 1) else {
             return Ok(None);
-        }
+        };
         let y = self.tensor(1, weights.shape.value_total())?;
-        let variant = Variant::new(&kernels::GDN_STEP, THREADS)
-            .with("LANES", STEP_LANES as u32)
-            .with("QUADS", key_dim.div_ceil(4 * STEP_LANES).next_power_of_two() as u32)
-            .with("TAPS", kernel as u32);
-        let numbers = [key_heads, value_heads, key_dim, value_dim, a_at, b_at].map(|n| n as u32);
-        let [qkv, conv, a_log, dt_bias] =
-            [qkv, &weights.conv, &weights.a_log, &weights.dt_bias].map(Tensor::buffer);
-        let Recurrent { window, next_window, matrices, .. } = &*state;
-        let buffers = [qkv, conv, a_log, dt_bias, window, next_window, matrices, y.buffer()];
-        let rows = THREADS as usize / STEP_LANES;
-        self.run(&variant, &buffers, &numbers, [value_dim.div_ceil(rows) as u32, value_heads as u32, 1]);
+        let params = gdn_step::Params {
+            key_heads: word(key_heads),
+            value_heads: word(value_heads),
+            key_dim: word(key_dim),
+            value_dim: word(value_dim),
+            a_at: word(a_at),
+            b_at: word(b_at),
+        };
+        let bindings = gdn_step::Bindings {
+            x: qkv.buffer(),
+            taps: weights.conv.buffer(),
+            a_log: weights.a_log.buffer(),
+            dt_bias: weights.dt_bias.buffer(),
+            window: &state.window,
+            next_window: &state.next_window,
+            state: &state.matrices,
+            y: y.buffer(),
+        };
+        let grid = [word(value_dim.div_ceil(THREADS / STEP_LANES)), word(value_heads), 1];
+        self.run(gdn_step::call(consts, params, bindings), grid);
         std::mem::swap(&mut state.window, &mut state.next_window);
         Ok(Some(y))
     }
@@ -168,9 +176,16 @@ impl Gpu {
     }
 }
 
-/// The numbers of the recurrence's kernels.
-fn numbers(span: &Span, shape: &GdnShape) -> [u32; 6] {
-    [span.len, span.row, shape.key_heads, shape.value_heads, shape.key_dim, shape.value_dim].map(|n| n as u32)
+/// The parameters of the recurrence's kernels.
+fn params(span: &Span, shape: &GdnShape) -> Delta {
+    Delta {
+        tokens: word(span.len),
+        first_row: word(span.row),
+        key_heads: word(shape.key_heads),
+        value_heads: word(shape.value_heads),
+        key_dim: word(shape.key_dim),
+        value_dim: word(shape.value_dim),
+    }
 }
 
 /// A workgroup for every few rows of every head's state.

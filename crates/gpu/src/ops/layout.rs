@@ -2,9 +2,9 @@
 
 use ::backend::{GdnShape, Handle, Result, Shape};
 
-use super::each;
+use super::word;
+use crate::kernels::elementwise::part_of_heads;
 use crate::recorder::Copy;
-use crate::shader::kernels;
 use crate::{Gpu, Tensor};
 
 /// Some columns of every head.
@@ -23,9 +23,18 @@ impl Gpu {
     fn move_part(&self, x: &Tensor, part: PartOfHeads, y: &Tensor, start: usize) {
         let PartOfHeads { heads, stride, offset, width } = part;
         let Shape { rows, cols } = x.shape();
-        let numbers = [rows, heads, cols, stride, offset, width, y.shape().cols, start].map(|n| n as u32);
-        let len = rows * heads * width;
-        self.run_each(&each(&kernels::PART_OF_HEADS), &[x.buffer(), y.buffer()], &numbers, len);
+        let params = part_of_heads::Params {
+            tokens: word(rows),
+            heads: word(heads),
+            cols: word(cols),
+            stride: word(stride),
+            offset: word(offset),
+            width: word(width),
+            out_cols: word(y.shape().cols),
+            out_start: word(start),
+        };
+        let bindings = part_of_heads::Bindings { x: x.buffer(), y: y.buffer() };
+        self.run_each(part_of_heads::call(params, bindings), rows * heads * width);
     }
 
     pub(crate) fn part_of_heads(&self, x: &Tensor, part: PartOfHeads) -> Result<Tensor> {

@@ -14,18 +14,17 @@ pub(crate) mod top;
 
 use ::backend::{Result, Shape};
 
-use crate::pool::Buffer;
-use crate::shader::{Kernel, Variant};
+use crate::kernel::Call;
+use crate::kernels::elementwise::THREADS;
 use crate::{Gpu, Tensor};
 
 /// Workgroups that one dimension of a grid holds.
 const LONGEST: usize = 65535;
 
-/// Threads of kernels in which every thread works for itself.
-const ELEMENTS: u32 = 128;
-
-/// Workgroups with tiles for matrix units that keep a large device busy: two for each part of an H200.
-const TILES_BUSY: usize = 264;
+/// A size as kernels take it.
+pub(crate) fn word(size: usize) -> u32 {
+    size as u32
+}
 
 /// A grid of `groups` workgroups, folded where one dimension is too short. Kernels find their place by `folded`.
 pub(crate) fn folded(groups: usize) -> [u32; 3] {
@@ -50,17 +49,13 @@ impl Gpu {
     }
 
     /// Records a kernel.
-    pub(crate) fn run(&self, variant: &Variant, buffers: &[&Buffer], numbers: &[u32], grid: [u32; 3]) {
-        self.recorder.dispatch(&self.pipelines.get(variant), buffers, numbers, grid);
+    pub(crate) fn run(&self, call: Call<'_>, grid: [u32; 3]) {
+        self.recorder.dispatch(&self.pipelines.get(&call.variant), &call, grid);
     }
 
     /// Records a kernel in which every thread works for itself, `len` of them.
-    pub(crate) fn run_each(&self, variant: &Variant, buffers: &[&Buffer], numbers: &[u32], len: usize) {
-        self.run(variant, buffers, numbers, folded(len.div_ceil(variant.threads as usize)));
+    pub(crate) fn run_each(&self, call: Call<'_>, len: usize) {
+        debug_assert_eq!(call.variant.constant("threads"), Some(word(THREADS)));
+        self.run(call, folded(len.div_ceil(THREADS)));
     }
-}
-
-/// A kernel in which every thread works for itself.
-pub(crate) fn each(kernel: &'static Kernel) -> Variant {
-    Variant::new(kernel, ELEMENTS)
 }

@@ -5,89 +5,31 @@ use std::sync::Arc;
 
 use ::backend::{Activation, Batch, Handle, Norm, Result, Shape};
 
-use super::elementwise::number;
-use super::rounded::{Besides, Digits, Prepared, digits_at};
+use super::rounded::{Besides, Digits, Prologue, digits_at};
 use super::route::Routes;
-use super::{TILES_BUSY, by_item, each, folded};
+use super::{by_item, folded, word};
+use crate::kernels::attention_step::heads_turned;
+use crate::kernels::elementwise::weighted_sum;
+use crate::kernels::product::{
+    self as kernels, ExpertTiles, FormatOnly, GatedInput, HALVES, Linear, NORM_ROWS, ROWS, RowProduct,
+    THREADS, TileProduct, embed, expert_lists, expert_share, expert_tiles, experts_down, experts_tiled,
+    experts_up, halves, head_tiles, heads, matmul, matvec, norm_matvec, share, tile_rows,
+};
 use crate::pool::Buffer;
-use crate::shader::{Kernel, Variant, kernels};
 use crate::weights::{Experts, HeadMatrices, Matrix, Stack, UpStacks};
 use crate::{Gpu, Tensor};
 
-/// Threads of a workgroup of a product with few tokens, and its rows.
-const THREADS: u32 = 64;
-const ROWS: usize = 4;
-
-/// Rows of a workgroup that norms its input.
-const NORM_ROWS: usize = 2;
-
-/// Most tokens for which a product goes row by row.
-const FEW: usize = 8;
-
-/// Columns of rows of halves are filled up to so many, which kernels take at a time.
-const HALVES: usize = 64;
-
-/// Threads that share a row of a product of few tokens. Of few rows each must come quickly; of many, more are at work at once
-/// the fewer threads each takes. Measured on an H200 (docs/performance.md).
-fn threads_for(rows: usize, eights: usize) -> u32 {
-    match rows {
-        16384.. => 32,
-        0..=4096 if eights >= 256 => 256,
-        _ => 128,
-    }
-}
-
-fn rows_of(kernel: &'static Kernel, stack: &Stack, threads: u32) -> Variant {
-    Variant::new(kernel, threads)
-        .format(stack.format)
-        .with("ROWS", ROWS as u32)
-        .with("ALIGNED", stack.aligned())
-}
-
-fn chain<const N: usize>(stack: &Stack, numbers: [usize; N]) -> Vec<u32> {
-    stack.numbers().into_iter().chain(numbers.map(|n| n as u32)).collect()
-}
-
 impl Gpu {
-    /// Tokens of a tile, by sixteens: no more than are needed.
-    fn share(&self, tokens: usize) -> usize {
-        let most = if self.device.matrices { 8 } else { 4 };
-        [1, 2, 4].into_iter().find(|share| tokens <= 16 * share).unwrap_or(most)
-    }
-
-    /// The same for a product with so many rows: rather small tiles than too few to keep a large device busy.
-    fn share_for(&self, rows: usize, tokens: usize) -> usize {
-        let mut share = self.share(tokens);
-        let tiles = |share: usize| rows.div_ceil(self.tile_rows()) * tokens.div_ceil(16 * share);
-        while self.device.matrices && share > 2 && tiles(share) < TILES_BUSY {
-            share /= 2;
-        }
-        share
-    }
-
-    /// Rows of a tile.
-    fn tile_rows(&self) -> usize {
-        if self.device.matrices { 128 } else { 64 }
-    }
-
-    fn tiles_of(&self, kernel: &'static Kernel, stack: &Stack, share: usize) -> Variant {
-        Variant::new(kernel, 256)
-            .format(stack.format)
-            .with("SHARE", share as u32)
-            .with("MATRICES", u32::from(self.device.matrices))
-            .with("ALIGNED", stack.aligned())
-    }
-
     /// An input of one or several products.
     pub(crate) fn input<'a>(&self, x: &'a Tensor) -> Result<Input<'a>> {
-        if x.shape().rows <= FEW {
+        if x.shape().rows <= self.device.profile.row_product_tokens {
             return Ok(Input { x, halves: None });
         }
         self.input_of_tiles(x)
     }
 
     fn input_of_tiles<'a>(&self, x: &'a Tensor) -> Result<Input<'a>> {
-        let halves = match self.device.matrices {
+        let halves = match self.device.profile.limits.matrices {
             true => Some(self.halves((x, None), 0..x.shape().rows, (1, 1))?),
             false => None,
         };
@@ -109,11 +51,18 @@ impl Gpu {
             factors: self.pool.take(4 * rows as u64)?,
             eights,
         };
-        let numbers =
-            [tokens.len(), tokens.start, heads, group, width_a, width_b, 4 * eights].map(|n| n as u32);
-        let buffers = [a.buffer(), b.unwrap_or(a).buffer(), &halves.words, &halves.factors];
-        let variant = Variant::new(&kernels::HALVES, 256).with("MATRICES", 1);
-        self.run(&variant, &buffers, &numbers, folded(rows.div_ceil(8)));
+        let params = halves::Params {
+            tokens: word(tokens.len()),
+            first: word(tokens.start),
+            heads: word(heads),
+            group: word(group),
+            width_a: word(width_a),
+            width_b: word(width_b),
+            pairs: word(4 * eights),
+        };
+        let (a, b) = (a.buffer(), b.map(Tensor::buffer));
+        let bindings = halves::Bindings { a, b, halves: &halves.words, factors: &halves.factors };
+        self.run(halves::call(params, bindings), folded(rows.div_ceil(8)));
         Ok(halves)
     }
 
@@ -122,15 +71,17 @@ impl Gpu {
         let (rows, tokens) = (batch.rows(), &batch.data().tokens);
         let y = self.tensor(rows, stack.cols)?;
         for part in &stack.parts {
-            let mut numbers = chain(stack, [part.rows.start, part.rows.end, rows]);
-            numbers.push(factor.to_bits());
-            let buffers = [&part.codes, &part.scales, tokens, y.buffer()];
-            self.run_each(
-                &each(&kernels::EMBED).format(stack.format),
-                &buffers,
-                &numbers,
-                rows * stack.eights(),
-            );
+            let params = embed::Params {
+                weight: stack.params(),
+                first: word(part.rows.start),
+                end: word(part.rows.end),
+                tokens: word(rows),
+                factor,
+            };
+            let bindings =
+                embed::Bindings { codes: &part.codes, scales: &part.scales, tokens, y: y.buffer() };
+            let consts = FormatOnly { format: stack.format };
+            self.run_each(embed::call(consts, params, bindings), rows * stack.eights());
         }
         Ok(y)
     }
@@ -158,37 +109,43 @@ impl Gpu {
         let x = input.x;
         if self.rounds(x.shape().rows, stack) {
             let besides = Besides { bias, residual, ..Besides::default() };
-            return self.rounded_product(&Prepared::Plain(x), stack, rows, &besides);
+            return self.rounded_product(&Prologue::Plain(x), stack, rows, &besides);
         }
         let (n, out) = (x.shape().rows, rows.len());
         let y = self.tensor(n, out)?;
-        let has = [bias.is_some(), residual.is_some()].map(usize::from);
-        let bias = bias.unwrap_or(x).buffer();
-        let residual = residual.unwrap_or(x).buffer();
+        let profile = &self.device.profile;
+        let [bias, residual] = [bias, residual].map(|added| added.map(Tensor::buffer));
         for part in &stack.parts {
             let here = rows.start.max(part.rows.start)..rows.end.min(part.rows.end);
             if here.is_empty() {
                 continue;
             }
-            let (first, skip) = (here.start - rows.start, here.start - part.rows.start);
-            let numbers = chain(stack, [here.len(), first, n, out, has[0], has[1], skip]);
-            let inputs = [&part.codes, &part.scales, x.buffer(), bias, residual];
-            let [codes, scales, x, bias, residual] = inputs;
+            let params = Linear {
+                weight: stack.params(),
+                rows: word(here.len()),
+                first: word(here.start - rows.start),
+                tokens: word(n),
+                out_cols: word(out),
+                has_bias: bias.is_some().into(),
+                has_residual: residual.is_some().into(),
+                skip: word(here.start - part.rows.start),
+            };
+            let (codes, scales, y) = (&part.codes, &part.scales, y.buffer());
             let grid = |rows: usize, tokens: usize| {
                 let [across, down, _] = folded(here.len().div_ceil(rows));
                 [across, down, n.div_ceil(tokens) as u32]
             };
-            if n <= FEW {
-                let tokens = [1, 2, 4].into_iter().find(|t| n <= *t).unwrap_or(8);
-                let variant = rows_of(&kernels::MATVEC, stack, threads_for(out, stack.eights()))
-                    .with("TOKENS", tokens as u32);
-                let buffers = [codes, scales, x, bias, residual, y.buffer()];
-                self.run(&variant, &buffers, &numbers, grid(ROWS, tokens));
+            if n <= profile.row_product_tokens {
+                let consts = RowProduct::choose(profile, stack.format, [out, stack.cols], n);
+                let bindings = matvec::Bindings { codes, scales, x: x.buffer(), bias, residual, y };
+                let grid = grid(ROWS, consts.tokens as usize);
+                self.run(matvec::call(consts, params, bindings), grid);
             } else {
-                let share = self.share_for(here.len(), n);
-                let variant = self.tiles_of(&kernels::MATMUL, stack, share);
-                let buffers = [codes, scales, input.rows(), bias, residual, input.factors(), y.buffer()];
-                self.run(&variant, &buffers, &numbers, grid(self.tile_rows(), 16 * share));
+                let consts = TileProduct::choose(profile, stack.format, [here.len(), stack.cols], n);
+                let (x, factors) = (input.rows(), input.factors());
+                let bindings = matmul::Bindings { codes, scales, x, bias, residual, factors, y };
+                let grid = grid(tile_rows(profile), 16 * consts.share as usize);
+                self.run(matmul::call(consts, params, bindings), grid);
             }
         }
         Ok(y)
@@ -197,13 +154,13 @@ impl Gpu {
     /// `y_m[t] = W_m x[t]`, one token's products with neighbours in a stack in one go.
     pub(crate) fn products<const N: usize>(
         &self,
-        input: &Prepared<'_>,
+        input: &Prologue<'_>,
         weights: [&Matrix; N],
     ) -> Result<[Tensor; N]> {
         let (x, norm) = match input {
-            Prepared::Plain(x) => (*x, None),
-            Prepared::Norm(x, norm) => (*x, Some(norm)),
-            Prepared::GatedNorm(..) | Prepared::NormAdd { .. } | Prepared::Splits(_) | Prepared::End(..) => {
+            Prologue::Plain(x) => (*x, None),
+            Prologue::Norm(x, norm) => (*x, Some(norm)),
+            Prologue::GatedNorm(..) | Prologue::NormAdd { .. } | Prologue::Splits(_) | Prologue::End(..) => {
                 unreachable!("leads to one product")
             }
         };
@@ -234,7 +191,8 @@ impl Gpu {
         let HeadMatrices { count, rows, stack, transposed } = weights;
         let y = self.tensor(shape.rows, shape.cols)?;
         let items = shape.rows * count;
-        if !transposed && shape.rows > FEW && self.device.matrices {
+        let few = shape.rows <= self.device.profile.row_product_tokens;
+        if !transposed && !few && self.device.profile.limits.matrices {
             let groups = self.groups_of_heads(shape.rows, *count)?;
             // A head's input is a row of its own.
             let x = x.clone().with_shape(Shape { rows: items, cols: stack.cols });
@@ -243,21 +201,20 @@ impl Gpu {
             return Ok(y);
         }
         for (i, part) in stack.parts.iter().enumerate() {
-            let add = usize::from(i > 0);
-            let numbers = chain(stack, [part.rows.start, part.rows.end, *rows, shape.rows, *count, add]);
-            let buffers = [&part.codes, &part.scales, x.buffer(), y.buffer()];
+            let (codes, scales, x, y) = (&part.codes, &part.scales, x.buffer(), y.buffer());
+            let (weight, [first, end]) = (stack.params(), [part.rows.start, part.rows.end].map(word));
+            let [head_rows, tokens, heads] = [*rows, shape.rows, *count].map(word);
             if *transposed {
-                let variant = Variant::new(&kernels::HEADS_TURNED, THREADS).format(stack.format);
-                let grid = by_item(stack.eights().div_ceil(THREADS as usize), items);
-                self.run(&variant, &buffers, &numbers, grid);
+                let add = (i > 0).into();
+                let params = heads_turned::Params { weight, first, end, head_rows, tokens, heads, add };
+                let bindings = heads_turned::Bindings { codes, scales, x, y };
+                let grid = by_item(stack.eights().div_ceil(THREADS), items);
+                self.run(heads_turned::call(FormatOnly { format: stack.format }, params, bindings), grid);
             } else {
-                let grid = by_item(rows.div_ceil(ROWS), items);
-                self.run(
-                    &rows_of(&kernels::HEADS, stack, THREADS),
-                    &buffers,
-                    &numbers[..numbers.len() - 1],
-                    grid,
-                );
+                let consts = kernels::Input::choose(stack.format, stack.cols);
+                let params = heads::Params { weight, first, end, head_rows, tokens, heads };
+                let bindings = heads::Bindings { codes, scales, x, y };
+                self.run(heads::call(consts, params, bindings), by_item(rows.div_ceil(ROWS), items));
             }
         }
         Ok(y)
@@ -274,27 +231,42 @@ impl Gpu {
         digits: Digits<'_>,
     ) -> Result<Tensor> {
         let y = self.tensor_with_digits(rows.len(), stack.cols)?;
-        let variant =
-            Variant::new(&kernels::NORM_MATVEC, 256).format(stack.format).with("ROWS", NORM_ROWS as u32);
-        let rest = [rows.len(), rows.start, usize::from(bias.is_some())].map(|n| n as u32);
-        let mut numbers: Vec<u32> = stack.numbers().into_iter().chain(rest).collect();
         let workgroups = rows.len().div_ceil(NORM_ROWS);
-        numbers.extend([norm.eps.to_bits(), workgroups as u32, digits_at(rows.len()) as u32, digits.bits]);
-        let [x, w, w2, bias, out] = [x, norm.w, digits.w, bias.unwrap_or(x), &y].map(Tensor::buffer);
+        let params = norm_matvec::Params {
+            weight: stack.params(),
+            rows: word(rows.len()),
+            skip: word(rows.start),
+            has_bias: bias.is_some().into(),
+            eps: norm.eps,
+            groups: word(workgroups),
+            digits_at: word(digits_at(rows.len())),
+            digit_bits: digits.bits,
+        };
         let part = &stack.parts[0];
-        let buffers = [&part.codes, &part.scales, x, w, w2, bias, out];
-        self.run(&variant, &buffers, &numbers, folded(workgroups + 1));
+        let bindings = norm_matvec::Bindings {
+            codes: &part.codes,
+            scales: &part.scales,
+            x: x.buffer(),
+            norm: norm.w.buffer(),
+            expert_norm: digits.w.buffer(),
+            bias: bias.map(Tensor::buffer),
+            y: y.buffer(),
+        };
+        let consts = FormatOnly { format: stack.format };
+        self.run(norm_matvec::call(consts, params, bindings), folded(workgroups + 1));
         Ok(y)
     }
 
     /// Every head's tokens together.
     fn groups_of_heads(&self, tokens: usize, heads: usize) -> Result<Groups> {
-        let share = self.share(tokens);
+        let share = share(&self.device.profile, tokens);
         let tiles = heads * tokens.div_ceil(16 * share);
         let (list, table) =
             (self.pool.take(4 * (tokens * heads) as u64)?, self.pool.take(16 * tiles as u64)?);
-        let numbers = [tokens, heads, 16 * share].map(|n| n as u32);
-        self.run_each(&each(&kernels::HEAD_TILES), &[&list, &table], &numbers, tokens * heads);
+        let [of_tokens, of_heads, tile_tokens] = [tokens, heads, 16 * share].map(word);
+        let params = head_tiles::Params { tokens: of_tokens, heads: of_heads, tile_tokens };
+        let bindings = head_tiles::Bindings { list: &list, tiles: &table };
+        self.run_each(head_tiles::call(params, bindings), tokens * heads);
         Ok(Groups { list, table, tiles, share })
     }
 
@@ -311,13 +283,25 @@ impl Gpu {
         let pairs = routes.tokens * routes.top_k;
         let rows = if activation.is_some() { 2 * width } else { width };
         let hidden = self.tensor(pairs, width)?;
-        let variant = rows_of(&kernels::EXPERTS_UP, stack, THREADS)
-            .with("ACTIVATION", activation.map_or(0, number))
-            .with("GATED", u32::from(activation.is_some()));
+        let consts = GatedInput::choose(stack.format, stack.cols, activation);
         for part in &stack.parts {
-            let numbers = chain(stack, [part.rows.start, part.rows.end, rows, pairs, routes.top_k]);
-            let buffers: [&Buffer; 5] = [&part.codes, &part.scales, x.buffer(), &routes.ids, hidden.buffer()];
-            self.run(&variant, &buffers, &numbers, by_item(rows.div_ceil(ROWS), pairs));
+            let params = experts_up::Params {
+                weight: stack.params(),
+                first: word(part.rows.start),
+                end: word(part.rows.end),
+                expert_rows: word(rows),
+                pairs: word(pairs),
+                top_k: word(routes.top_k),
+            };
+            let bindings = experts_up::Bindings {
+                codes: &part.codes,
+                scales: &part.scales,
+                x: x.buffer(),
+                ids: &routes.ids,
+                h: hidden.buffer(),
+            };
+            let grid = by_item(rows.div_ceil(ROWS), pairs);
+            self.run(experts_up::call(consts, params, bindings), grid);
         }
         Ok(hidden)
     }
@@ -332,7 +316,7 @@ impl Gpu {
         let (tokens, pairs, rows) = (routes.tokens, routes.tokens * routes.top_k, weights.hidden);
         let y = self.tensor(tokens, rows)?;
         // Tiles pay once an expert has several tokens.
-        let many = tokens > FEW && pairs >= 2 * weights.count;
+        let many = tokens > self.device.profile.row_product_tokens && pairs >= 2 * weights.count;
         let results = if many { Some(self.tensor(pairs, rows)?) } else { None };
         let mut add = false;
         let mut step = |routes: &Routes| match &results {
@@ -348,9 +332,11 @@ impl Gpu {
             None => step(routes)?,
         }
         if let Some(results) = results {
-            let numbers = [tokens * rows, rows, routes.top_k].map(|n| n as u32);
-            let buffers = [results.buffer(), &routes.weights, y.buffer()];
-            self.run_each(&each(&kernels::WEIGHTED_SUM), &buffers, &numbers, tokens * rows);
+            let [len, width, top_k] = [tokens * rows, rows, routes.top_k].map(word);
+            let params = weighted_sum::Params { len, width, top_k };
+            let (values, weights) = (results.buffer(), &routes.weights);
+            let bindings = weighted_sum::Bindings { values, weights, y: y.buffer() };
+            self.run_each(weighted_sum::call(params, bindings), tokens * rows);
         }
         Ok(y)
     }
@@ -375,17 +361,27 @@ impl Gpu {
             }
         };
         let (down, rows, tokens) = (&weights.down, weights.hidden, routes.tokens);
+        let consts = kernels::Input::choose(down.format, down.cols);
         for (i, part) in down.parts.iter().enumerate() {
-            let add = usize::from(add || i > 0);
-            let numbers = chain(down, [part.rows.start, part.rows.end, rows, tokens, routes.top_k, add]);
-            let buffers: [&Buffer; 6] =
-                [&part.codes, &part.scales, hidden.buffer(), &routes.ids, &routes.weights, y.buffer()];
-            self.run(
-                &rows_of(&kernels::EXPERTS_DOWN, down, 128),
-                &buffers,
-                &numbers,
-                by_item(rows.div_ceil(ROWS), tokens),
-            );
+            let params = experts_down::Params {
+                weight: down.params(),
+                first: word(part.rows.start),
+                end: word(part.rows.end),
+                expert_rows: word(rows),
+                tokens: word(tokens),
+                top_k: word(routes.top_k),
+                add: (add || i > 0).into(),
+            };
+            let bindings = experts_down::Bindings {
+                codes: &part.codes,
+                scales: &part.scales,
+                x: hidden.buffer(),
+                ids: &routes.ids,
+                weights: &routes.weights,
+                y: y.buffer(),
+            };
+            let grid = by_item(rows.div_ceil(ROWS), tokens);
+            self.run(experts_down::call(consts, params, bindings), grid);
         }
         Ok(())
     }
@@ -401,19 +397,19 @@ impl Gpu {
         results: &Tensor,
     ) -> Result<()> {
         let (pairs, experts) = (routes.tokens * routes.top_k, weights.matrices());
-        // Experts rarely have as many tokens as fill several wide tiles.
-        let share = self.share(pairs.div_ceil(experts)).min(4);
+        let share = expert_share(&self.device.profile, pairs.div_ceil(experts));
         // Every expert may leave a tile that is not full.
         let tiles = pairs / (16 * share) + experts;
         let (list, table) = (self.pool.take(4 * pairs as u64)?, self.pool.take(16 * tiles as u64)?);
         let groups = Groups { list, table, tiles, share };
         let spans = self.pool.take(8 * experts as u64)?;
-        let variant = Variant::new(&kernels::EXPERT_LISTS, 64);
-        let numbers = [pairs as u32, experts as u32];
-        self.run(&variant, &[&routes.ids, &groups.list, &spans], &numbers, folded(experts));
-        let variant = Variant::new(&kernels::EXPERT_TILES, 256);
-        let numbers = [experts, groups.tiles, 16 * share].map(|n| n as u32);
-        self.run(&variant, &[&spans, &groups.table], &numbers, [1, 1, 1]);
+        let params = expert_lists::Params { pairs: word(pairs), experts: word(experts) };
+        let bindings = expert_lists::Bindings { ids: &routes.ids, list: &groups.list, spans: &spans };
+        self.run(expert_lists::call(params, bindings), folded(experts));
+        let [of_experts, tiles, tile_tokens] = [experts, groups.tiles, 16 * share].map(word);
+        let params = expert_tiles::Params { experts: of_experts, tiles, tile_tokens };
+        let bindings = expert_tiles::Bindings { spans: &spans, tiles: &groups.table };
+        self.run(expert_tiles::call(params, bindings), [1, 1, 1]);
 
         let (width, k) = (weights.width, routes.top_k);
         let hidden = match &weights.up {
@@ -444,19 +440,28 @@ impl Gpu {
         groups: &Groups,
         h: &Tensor,
     ) {
-        let gated = usize::from(activation.is_some());
-        let rows = h.shape().cols * (1 + gated);
-        let variant = self
-            .tiles_of(&kernels::EXPERTS_TILED, stack, groups.share)
-            .with("ACTIVATION", activation.map_or(0, number))
-            .with("GATED", gated as u32);
+        let profile = &self.device.profile;
+        let rows = h.shape().cols * if activation.is_some() { 2 } else { 1 };
+        let consts = ExpertTiles::choose(profile, stack.format, stack.cols, (groups.share, activation));
         for part in &stack.parts {
-            let numbers = chain(stack, [part.rows.start, part.rows.end, rows, per]);
-            let inputs =
-                [&part.codes, &part.scales, input.rows(), &groups.list, &groups.table, input.factors()];
-            let [codes, scales, x, list, table, factors] = inputs;
-            let buffers = [codes, scales, x, list, table, factors, h.buffer()];
-            self.run(&variant, &buffers, &numbers, by_item(rows.div_ceil(self.tile_rows()), groups.tiles));
+            let params = experts_tiled::Params {
+                weight: stack.params(),
+                first: word(part.rows.start),
+                end: word(part.rows.end),
+                expert_rows: word(rows),
+                share: word(per),
+            };
+            let bindings = experts_tiled::Bindings {
+                codes: &part.codes,
+                scales: &part.scales,
+                x: input.rows(),
+                list: &groups.list,
+                tiles: &groups.table,
+                factors: input.factors(),
+                h: h.buffer(),
+            };
+            let grid = by_item(rows.div_ceil(tile_rows(profile)), groups.tiles);
+            self.run(experts_tiled::call(consts, params, bindings), grid);
         }
     }
 }
@@ -490,9 +495,9 @@ impl Input<'_> {
         self.halves.as_ref().map_or(self.x.buffer(), |halves| &halves.words)
     }
 
-    /// What halves were divided by; where there are none, nobody reads what stands in for them.
-    fn factors(&self) -> &Buffer {
-        self.halves.as_ref().map_or(self.x.buffer(), |halves| &halves.factors)
+    /// What halves were divided by.
+    fn factors(&self) -> Option<&Buffer> {
+        self.halves.as_ref().map(|halves| &halves.factors)
     }
 }
 

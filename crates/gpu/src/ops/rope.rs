@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use ::backend::{Batch, Handle, Pairing, Result, RopeSpec, Shape, Span};
 
-use super::each;
+use super::word;
+use crate::kernels::elementwise::rope;
 use crate::pool::Buffer;
-use crate::shader::kernels;
 use crate::{Gpu, Tensor};
 
 /// A rotary embedding known to the backend, so that every batch brings its angles along.
@@ -111,9 +111,16 @@ impl Gpu {
         let Shape { rows, cols } = x.shape();
         let y = self.tensor(rows, cols)?;
         let (angles, first) = self.angles_of(rope, batch)?;
-        let interleaved = usize::from(rope.interleaved());
-        let numbers = [rows * cols, cols, width, rope.0.inv_freq.len(), first, interleaved].map(|n| n as u32);
-        self.run_each(&each(&kernels::ROPE), &[x.buffer(), &angles, y.buffer()], &numbers, rows * cols);
+        let params = rope::Params {
+            len: word(rows * cols),
+            cols: word(cols),
+            width: word(width),
+            pairs: word(rope.0.inv_freq.len()),
+            first_angle: word(first),
+            interleaved: rope.interleaved().into(),
+        };
+        let bindings = rope::Bindings { x: x.buffer(), angles: &angles, y: y.buffer() };
+        self.run_each(rope::call(params, bindings), rows * cols);
         Ok(y)
     }
 }

@@ -6,40 +6,23 @@ use std::ops::Range;
 use ::backend::{
     Activation, Handle, LayerEnd, LayerStart, MoeWeights, Norm, Result, Routing, Shape, UnitWeights,
 };
-use checkpoint::Format;
 
-use super::elementwise::number;
 use super::product::{neighbours, parts_of};
-use super::{by_item, folded};
+use super::{by_item, folded, word};
+use crate::kernel::Call;
+use crate::kernels::rounded::{
+    DOWN_ROWS, ExpertsDown, ExpertsUp, GROUP, MOST_CANDIDATES, MOST_CHOSEN, Plan, Product, Rounded, Team,
+    UpProduct, bits_of, experts_down_rounded, experts_up_rounded, has_integer_codes, keys_for,
+    rounded_gated_norm, rounded_layer_end, rounded_norm, rounded_norm_add, rounded_norm_add_router,
+    rounded_norm_router, rounded_plain, rounded_splits, team,
+};
 use crate::pool::{ALIGNMENT, Buffer};
-use crate::shader::{Variant, has_whole_codes, kernels};
-use crate::weights::{Experts, Matrix, SharedExpert, Stack, UpStacks};
+use crate::weights::{Experts, Matrix, Part, SharedExpert, Stack, UpStacks};
 use crate::{Gpu, Tensor};
-
-/// Threads of a workgroup.
-const THREADS: usize = 256;
-
-/// Values that share a scale after rounding.
-const GROUP: usize = 32;
-
-/// Workgroups of which each takes several blocks of rows rather than that there were more, since preparing the input costs, too.
-const MANY: usize = 264;
-
-/// Rows from which on a product is taken for a model's head, which has many blocks for each; and groups of a row that threads have room for then.
-const MANY_ROWS: usize = 32_768;
-const MOST_GROUPS_AHEAD: usize = 96;
-
-/// Rows that threads share of an expert's gate and up, and of all experts' down.
-const UP_ROWS: usize = 4;
-const DOWN_ROWS: usize = 4;
-
-/// Experts that come into question after each block of 32 has chosen, at most, and experts of a token.
-const MOST_CANDIDATES: usize = 256;
-const MOST_CHOSEN: usize = 32;
 
 /// What the input of a product is made of.
 #[derive(Clone, Copy)]
-pub(crate) enum Prepared<'a> {
+pub(crate) enum Prologue<'a> {
     /// It is there.
     Plain(&'a Tensor),
     /// `rms(x) * w`
@@ -62,13 +45,13 @@ pub(crate) struct Splits {
     pub width: usize,
 }
 
-impl<'a> Prepared<'a> {
+impl<'a> Prologue<'a> {
     fn first(&self) -> &'a Tensor {
         match self {
-            Prepared::Plain(x) | Prepared::Norm(x, _) | Prepared::GatedNorm([x, _], _) => x,
-            Prepared::NormAdd { x, .. } => x,
-            Prepared::Splits(splits) => &splits.parts,
-            Prepared::End(end, _) => &end.halves[0],
+            Prologue::Plain(x) | Prologue::Norm(x, _) | Prologue::GatedNorm([x, _], _) => x,
+            Prologue::NormAdd { x, .. } => x,
+            Prologue::Splits(splits) => &splits.parts,
+            Prologue::End(end, _) => &end.halves[0],
         }
     }
 }
@@ -111,54 +94,107 @@ fn behind(y: &Tensor, cols: usize) -> Tensor {
     Tensor::new(Shape { rows: 1, cols }, y.buffer().behind(at))
 }
 
-/// Bits of a code of a format that [has whole ones](has_whole_codes).
-pub(crate) fn bits_of(format: Format) -> u32 {
-    match format {
-        Format::Affine { bits, .. } => bits,
-        _ => 0,
-    }
+/// What a product of one token reads and writes besides the input that its prologue makes.
+struct Sides<'a> {
+    part: &'a Part,
+    bias: Option<&'a Buffer>,
+    residual: Option<&'a Buffer>,
+    digits: Option<Digits<'a>>,
+    y: &'a Buffer,
 }
 
-/// Logits of so many experts that a thread has when a subgroup chooses; `None` if they are too many.
-fn keys_for(experts: usize) -> Option<u32> {
-    let mut keys = kernels::EXPERTS_UP_ROUNDED.values("KEYS").iter().copied();
-    keys.find(|keys| experts <= 32 * *keys as usize)
+impl<'a> Prologue<'a> {
+    /// The parameters that it takes, the others being `params`.
+    fn params(&self, params: Rounded, y_cols: usize) -> Rounded {
+        let h_at = word(digits_at(y_cols));
+        match self {
+            Prologue::Plain(_) => params,
+            Prologue::Norm(_, norm) => Rounded { eps: norm.eps, ..params },
+            Prologue::GatedNorm(_, norm) => {
+                Rounded { eps: norm.eps, slice_width: word(norm.w.shape().cols), ..params }
+            }
+            Prologue::NormAdd { norm, .. } => Rounded { eps: norm.eps, h_at, ..params },
+            Prologue::Splits(splits) => {
+                Rounded { slice_width: word(splits.width), splits: word(splits.count), ..params }
+            }
+            Prologue::End(end, _) => Rounded { eps: end.eps, factor: end.factor, h_at, ..params },
+        }
+    }
+
+    /// The product's kernel that begins with it.
+    fn call(&self, consts: Team, params: Rounded, sides: &Sides<'a>) -> Call<'a> {
+        let Sides { part, bias, residual, digits, y } = *sides;
+        let (codes, scales) = (&part.codes, &part.scales);
+        let expert_norm = digits.map(|digits| digits.w.buffer());
+        match *self {
+            Prologue::Plain(x) => {
+                let x = x.buffer();
+                let bindings = rounded_plain::Bindings { codes, scales, y, bias, residual, x };
+                rounded_plain::call(consts, params, bindings)
+            }
+            Prologue::Norm(x, norm) => {
+                let [x, norm] = [x, norm.w].map(Tensor::buffer);
+                match expert_norm {
+                    Some(expert_norm) => {
+                        use rounded_norm_router::{Bindings, call};
+                        let bindings = Bindings { codes, scales, y, bias, residual, x, norm, expert_norm };
+                        call(consts, params, bindings)
+                    }
+                    None => {
+                        let bindings = rounded_norm::Bindings { codes, scales, y, bias, residual, x, norm };
+                        rounded_norm::call(consts, params, bindings)
+                    }
+                }
+            }
+            Prologue::GatedNorm([x, gate], norm) => {
+                use rounded_gated_norm::{Bindings, call};
+                let [x, norm, gate] = [x, norm.w, gate].map(Tensor::buffer);
+                call(consts, params, Bindings { codes, scales, y, bias, residual, x, norm, gate })
+            }
+            Prologue::NormAdd { r, x, post, norm } => {
+                let [stream, x, post_norm, norm] = [r, x, post, norm.w].map(Tensor::buffer);
+                match expert_norm {
+                    Some(expert_norm) => {
+                        use rounded_norm_add_router::{Bindings, call};
+                        let bindings = Bindings { codes, scales, y, stream, x, post_norm, norm, expert_norm };
+                        call(consts, params, bindings)
+                    }
+                    None => {
+                        use rounded_norm_add::{Bindings, call};
+                        call(consts, params, Bindings { codes, scales, y, stream, x, post_norm, norm })
+                    }
+                }
+            }
+            Prologue::Splits(splits) => {
+                let parts = splits.parts.buffer();
+                let bindings = rounded_splits::Bindings { codes, scales, y, bias, residual, parts };
+                rounded_splits::call(consts, params, bindings)
+            }
+            Prologue::End(end, norms) => {
+                use rounded_layer_end::{Bindings, call};
+                let [dense, routed] = end.halves.each_ref().map(Tensor::buffer);
+                let (stream, norms) = (end.r.buffer(), norms.buffer());
+                call(consts, params, Bindings { codes, scales, y, dense, routed, stream, norms })
+            }
+        }
+    }
 }
 
 impl Gpu {
-    /// Threads that share a row of so many groups, and groups that each has of it at a time.
-    pub(crate) fn team(groups: usize) -> [usize; 2] {
-        if groups <= 8 {
-            return [8, 1];
-        }
-        [32, groups.div_ceil(32).min(4)]
-    }
-
-    /// The same of a head, where the next rows are asked for while these are multiplied: fewer threads have more of each.
-    fn head_team(groups: usize) -> [usize; 2] {
-        if groups <= 8 { [8, 1] } else { [16, groups.div_ceil(16)] }
-    }
-
-    /// Whether workgroups have twice the threads, where the device allows, so that none has more than eight values of an input to prepare: half
-    /// the instructions for that, and they have to stay in a cache with those of all kernels of a layer.
-    fn wide(&self, stack: &Stack) -> bool {
-        stack.cols > 8 * THREADS && self.device.most_threads as usize >= 2 * THREADS
-    }
-
     /// Whether products of so many tokens with these weights are rounded here.
     pub(crate) fn rounds(&self, tokens: usize, stack: &Stack) -> bool {
-        self.device.rounds && tokens == 1 && has_whole_codes(stack.format)
+        self.device.rounds && tokens == 1 && has_integer_codes(stack.format)
     }
 
     /// Whether the input can be prepared in the product with these weights.
-    pub(crate) fn prepares(&self, input: &Prepared<'_>, stack: &Stack) -> bool {
+    pub(crate) fn prepares(&self, input: &Prologue<'_>, stack: &Stack) -> bool {
         let groups = stack.cols / GROUP;
-        let [lanes, steps] = Self::team(groups);
+        let [lanes, steps] = team(groups);
         self.rounds(input.first().shape().rows, stack)
             && match input {
-                Prepared::Plain(_) | Prepared::Norm(..) | Prepared::Splits(_) => true,
-                Prepared::NormAdd { .. } | Prepared::End(..) => groups <= lanes * steps,
-                Prepared::GatedNorm(_, norm) => {
+                Prologue::Plain(_) | Prologue::Norm(..) | Prologue::Splits(_) => true,
+                Prologue::NormAdd { .. } | Prologue::End(..) => groups <= lanes * steps,
+                Prologue::GatedNorm(_, norm) => {
                     let width = norm.w.shape().cols;
                     let at_once = lanes * steps * GROUP;
                     width.is_multiple_of(GROUP) && (groups <= lanes * steps || at_once.is_multiple_of(width))
@@ -169,108 +205,51 @@ impl Gpu {
     /// The product with rows `rows` of a stack, which [`prepares`](Self::prepares) the input.
     pub(crate) fn rounded_product(
         &self,
-        input: &Prepared<'_>,
+        input: &Prologue<'_>,
         stack: &Stack,
         rows: Range<usize>,
         besides: &Besides<'_>,
     ) -> Result<Tensor> {
-        let x = input.first();
-        let (kind, w, z, eps) = match input {
-            Prepared::Plain(x) => (0, *x, *x, 0.0),
-            Prepared::Norm(x, norm) => (1, norm.w, besides.digits.map_or(*x, |digits| digits.w), norm.eps),
-            Prepared::GatedNorm([_, z], norm) => (2, norm.w, *z, norm.eps),
-            Prepared::NormAdd { post, norm, .. } => (3, *post, norm.w, norm.eps),
-            Prepared::Splits(_) => (4, x, x, 0.0),
-            Prepared::End(end, norms) => (5, *norms, &end.halves[1], end.eps),
-        };
-        let factor = if let Prepared::End(end, _) = input { end.factor } else { 1.0 };
-        let (width, splits) = match input {
-            Prepared::Splits(splits) => (splits.width, splits.count),
-            _ => (w.shape().cols, 0),
-        };
-        let halves = if besides.glu.is_some() { 2 } else { 1 };
-        let results = rows.len() / halves;
-        let adds = matches!(input, Prepared::NormAdd { .. });
-        let more = besides.digits.is_some() || adds || matches!(input, Prepared::End(..));
-        let y = match more {
+        let Besides { bias, residual, glu, digits } = *besides;
+        let profile = &self.device.profile;
+        let product = Product { format: stack.format, cols: stack.cols, rows: rows.len(), glu };
+        let plan = Plan::choose(profile, &product);
+        let (results, halves) = (product.results(), if glu.is_some() { 2 } else { 1 });
+        let leaves_h = matches!(input, Prologue::NormAdd { .. } | Prologue::End(..));
+        let y = match leaves_h || digits.is_some() {
             true => self.tensor_with_digits(results, stack.cols)?,
             false => self.tensor(1, results)?,
         };
-        let beside = match input {
-            Prepared::NormAdd { r, .. } => r,
-            Prepared::End(end, _) => &end.r,
-            _ => besides.residual.unwrap_or(x),
-        };
-        // A router of such an input has no bias, and the experts' norm in its place.
-        let fifth = besides.digits.filter(|_| adds).map_or(besides.bias, |digits| Some(digits.w));
-        let groups = stack.cols / GROUP;
-        let head = rows.len() >= MANY_ROWS && groups <= MOST_GROUPS_AHEAD && halves == 1;
-        let [lanes, steps] = if head { Self::head_team(groups) } else { Self::team(groups) };
-        let wide = self.wide(stack);
-        let threads = if wide { 2 * THREADS } else { THREADS };
-        let teams = threads / lanes;
-        // Measured on an H200 (docs/performance.md).
-        let each = match rows.len() {
-            _ if head => 8 / bits_of(stack.format) as usize,
-            4096.. if !wide => 2,
-            _ => halves,
-        };
-        let long_row = groups > lanes * steps;
-        // As many threads, where kernels wait for each other, and where each has many turns.
-        let many = if head || self.device.chains { MANY * THREADS / threads } else { MANY };
-        // Who has several blocks of wide rows asks for the next while it multiplies, as heads do.
-        let several = wide && self.device.chains && !long_row && halves == 1 && results > many * teams * each;
-        let variant = Variant::new(&kernels::MATVEC_ROUNDED, threads as u32)
-            .format(stack.format)
-            .with("LANES", lanes as u32)
-            .with("STEPS", steps as u32)
-            .with("ROWS", each as u32)
-            .with("AHEAD", u32::from(head || several))
-            .with("INPUT", kind)
-            .with("LONG", u32::from(long_row))
-            .with("GATED", u32::from(besides.glu.is_some()))
-            .with("ACTIVATION", besides.glu.map_or(0, number))
-            .with("DIGITS", u32::from(besides.digits.is_some()));
+        let [bias, residual] = [bias, residual].map(|added| added.map(Tensor::buffer));
         for part in &stack.parts {
             let here = rows.start.max(part.rows.start)..rows.end.min(part.rows.end);
             if here.is_empty() {
                 continue;
             }
             let here_results = here.len() / halves;
-            let blocks = here_results.div_ceil(teams * each / halves);
-            let workgroups = if long_row {
-                blocks
-            } else if head {
-                blocks.min(many)
-            } else if wide && self.device.chains {
-                // No more than one for each part of the device, so that others find room.
-                blocks.div_ceil(blocks.div_ceil(many))
-            } else {
-                blocks.div_ceil((blocks / many).max(1))
+            let [blocks, workgroups] = plan.blocks(profile, here_results);
+            let params = Rounded {
+                weight: stack.params(),
+                rows: word(here_results),
+                skip: word(here.start - part.rows.start),
+                first: word((here.start - rows.start) / halves),
+                up: word(results),
+                has_bias: bias.is_some().into(),
+                has_residual: residual.is_some().into(),
+                blocks: word(blocks),
+                groups: word(workgroups),
+                eps: 0.0,
+                slice_width: 0,
+                splits: 0,
+                factor: 1.0,
+                h_at: 0,
+                digits_at: word(digits_at(results)),
+                digit_bits: digits.map_or(0, |digits| digits.bits),
             };
-            let has = [besides.bias.is_some(), besides.residual.is_some()].map(usize::from);
-            let skip = here.start - part.rows.start;
-            let place = (here.start - rows.start) / halves;
-            let numbers = [here_results, skip, place, results, has[0], has[1], blocks].map(|n| n as u32);
-            let mut numbers: Vec<u32> = stack.numbers().into_iter().chain(numbers).collect();
-            let bits = besides.digits.map_or(0, |digits| digits.bits);
-            numbers.extend([eps.to_bits(), width as u32]);
-            numbers.extend([workgroups as u32, digits_at(results) as u32, bits, splits as u32]);
-            numbers.push(factor.to_bits());
-            let buffers = [
-                &part.codes,
-                &part.scales,
-                x.buffer(),
-                w.buffer(),
-                z.buffer(),
-                // What nobody writes: it is loaded before inputs are there.
-                fifth.map_or(&part.scales, Tensor::buffer),
-                beside.buffer(),
-                y.buffer(),
-            ];
+            let sides = Sides { part, bias, residual, digits, y: y.buffer() };
+            let call = input.call(plan.team, input.params(params, results), &sides);
             // One more for the digits.
-            let all = workgroups + usize::from(besides.digits.is_some());
-            self.run(&variant, &buffers, &numbers, folded(all));
+            self.run(call, folded(workgroups + usize::from(digits.is_some())));
         }
         Ok(y)
     }
@@ -284,12 +263,12 @@ impl Gpu {
     ) -> Result<Option<LayerStart<Tensor, N>>> {
         let (Some(norms), Some(rows)) = (&end.norms.with_next, neighbours(weights)) else { return Ok(None) };
         let stack = &weights[0].stack;
-        let (input, cols) = (Prepared::End(end, norms), stack.cols);
+        let (input, cols) = (Prologue::End(end, norms), stack.cols);
         let fits =
             [&end.r, &end.halves[0], &end.halves[1]].iter().all(|v| v.shape() == Shape { rows: 1, cols })
                 && norms.shape() == Shape { rows: 1, cols: 4 * cols };
         let whole = stack.parts.len() == 1 && weights[0].bias.is_none();
-        if !(self.device.chains && fits && whole && self.prepares(&input, stack)) {
+        if !(self.device.chains() && fits && whole && self.prepares(&input, stack)) {
             return Ok(None);
         }
         let y = self.rounded_product(&input, stack, rows, &Besides::default())?;
@@ -299,7 +278,7 @@ impl Gpu {
     /// `h = r + rms(x) * post`, and `act(Wgate z) * Wup z` for `z = rms(h) * w`, of one token; `None` where that is not one product.
     pub(crate) fn norm_add_gate_up_of(
         &self,
-        input: &Prepared<'_>,
+        input: &Prologue<'_>,
         [gate, up]: [&Matrix; 2],
         activation: Activation,
     ) -> Result<Option<(Tensor, Tensor)>> {
@@ -322,7 +301,7 @@ impl Gpu {
     ) -> Result<Option<[Tensor; 3]>> {
         let MoeWeights { router, router_norm, shared_gate, routing, experts, .. } = weights;
         let own = Norm { w: router_norm.as_ref().unwrap_or(moe_norm.w), eps: moe_norm.eps };
-        let [dense, routed] = [norm, own].map(|norm| Prepared::NormAdd { r, x, post, norm });
+        let [dense, routed] = [norm, own].map(|norm| Prologue::NormAdd { r, x, post, norm });
         let cols = x.shape().cols;
         let vectors = [r, post, norm.w, own.w, moe_norm.w];
         let fits = vectors.iter().all(|v| v.shape() == Shape { rows: 1, cols })
@@ -331,7 +310,7 @@ impl Gpu {
             && unit.down.stack.cols == unit.gate_up[0].rows
             && router.rows == experts.count;
         let alone = shared_gate.is_none() && router.bias.is_none() && router.stack.parts.len() == 1;
-        let possible = self.device.chains && fits && alone;
+        let possible = self.device.chains() && fits && alone;
         if !(possible && self.prepares(&routed, &router.stack) && self.steps_experts(experts, routing)) {
             return Ok(None);
         }
@@ -391,46 +370,58 @@ impl Gpu {
     pub(crate) fn experts_step_up(&self, logits: &Tensor, weights: &MoeWeights<Gpu>) -> Result<StepHidden> {
         let MoeWeights { routing, experts: weights, activation, .. } = weights;
         let UpStacks::Alternating(up) = &weights.up else { unreachable!("asked before") };
-        let (kind, top_k, renormalise, scaling, per_expert) = match routing {
-            Routing::Softmax { top_k, renormalise } => (0, *top_k, *renormalise, 1.0, logits),
-            Routing::SoftmaxScaled { top_k, scale } => (2, *top_k, true, 1.0, scale),
-            Routing::GroupedSigmoid { spec, bias } => (1, spec.top_k, spec.renormalise, spec.scaling, bias),
+        let (kind, top_k, renormalise, scaling) = match routing {
+            Routing::Softmax { top_k, renormalise } => (0, *top_k, *renormalise, 1.0),
+            Routing::SoftmaxScaled { top_k, .. } => (2, *top_k, true, 1.0),
+            Routing::GroupedSigmoid { spec, .. } => (1, spec.top_k, spec.renormalise, spec.scaling),
+        };
+        let (choice_bias, expert_scale) = match routing {
+            Routing::Softmax { .. } => (None, None),
+            Routing::SoftmaxScaled { scale, .. } => (None, Some(scale.buffer())),
+            Routing::GroupedSigmoid { bias, .. } => (Some(bias.buffer()), None),
         };
         let slots = top_k + usize::from(matches!(weights.shared, SharedExpert::Behind));
         let gated = usize::from(logits.shape().cols > weights.count);
         // Two digits for each value, a scale and a sum for every sixteen.
         let hidden = self.pool.take((slots * weights.width / 16 * 40) as u64)?;
         let routes = self.pool.take(8 * slots as u64)?;
-        let rows = 2 * weights.width;
-        // Room for what choosing needs.
-        let steps = Self::team(up.cols / GROUP)[1].max(2);
-        let keys = keys_for(weights.count).expect("asked before");
-        // As many rows in a workgroup, whatever its threads.
-        let up_rows = if self.wide(up) { UP_ROWS / 2 } else { UP_ROWS };
-        let long = up.cols / GROUP > 32 * steps;
-        let groups = rows.div_ceil(UP_ROWS * THREADS / 32);
-        let blocks = if self.wide(up) && !long && groups * slots > MANY { 2 } else { 1 };
-        let groups = groups.div_ceil(blocks);
-        let variant = Variant::new(&kernels::EXPERTS_UP_ROUNDED, (UP_ROWS / up_rows * THREADS) as u32)
-            .format(up.format)
-            .with("LANES", 32)
-            .with("STEPS", steps as u32)
-            .with("ROWS", up_rows as u32)
-            .with("KEYS", keys)
-            .with("LONG", u32::from(long))
-            .with("BLOCKS", blocks as u32)
-            .with("ACTIVATION", number(*activation))
-            .with("DOWN", bits_of(weights.down.format));
-        let rest = [rows, weights.count, top_k, slots, kind, usize::from(renormalise)].map(|n| n as u32);
-        let mut numbers: Vec<u32> = up.numbers().into_iter().chain(rest).collect();
-        numbers.extend([scaling.to_bits(), gated as u32, weights.count as u32]);
-        // One more in each slot, of which the first slot's writes the routes.
-        numbers.push(groups as u32);
+        let product = UpProduct {
+            format: up.format,
+            cols: up.cols,
+            rows: 2 * weights.width,
+            slots,
+            experts: weights.count,
+            activation: *activation,
+            down: weights.down.format,
+        };
+        let chosen = ExpertsUp::choose(&self.device.profile, &product);
+        let (consts, groups) = chosen.expect("asked before");
+        let params = experts_up_rounded::Params {
+            weight: up.params(),
+            expert_rows: word(product.rows),
+            experts: word(weights.count),
+            top_k: word(top_k),
+            slots: word(slots),
+            kind,
+            renormalise: renormalise.into(),
+            scaling,
+            gated: word(gated),
+            gate_at: word(weights.count),
+            groups: word(groups),
+        };
         let part = &up.parts[0];
-        let x = logits.buffer().behind(4 * digits_at(logits.shape().cols) as u64);
-        let [logits, per_expert] = [logits, per_expert].map(Tensor::buffer);
-        let buffers = [&part.codes, &part.scales, &x, logits, per_expert, &hidden, &routes];
-        self.run(&variant, &buffers, &numbers, by_item(groups + 1, slots));
+        let bindings = experts_up_rounded::Bindings {
+            codes: &part.codes,
+            scales: &part.scales,
+            x: &logits.buffer().behind(4 * digits_at(logits.shape().cols) as u64),
+            logits: logits.buffer(),
+            choice_bias,
+            expert_scale,
+            h: &hidden,
+            routes: &routes,
+        };
+        // One more in each slot, of which the first slot's writes the routes.
+        self.run(experts_up_rounded::call(consts, params, bindings), by_item(groups + 1, slots));
         Ok(StepHidden { hidden, routes, slots })
     }
 
@@ -443,21 +434,24 @@ impl Gpu {
     ) -> Result<Tensor> {
         let StepHidden { hidden, routes, slots } = step;
         let (down, y) = (&weights.down, self.tensor(1, weights.hidden)?);
-        let groups = *slots * down.cols / GROUP;
-        // A group for each thread, where there may be as many.
-        let mut threads = kernels::EXPERTS_DOWN_ROUNDED.threads.iter().copied();
-        let threads = threads.find(|t| groups <= *t as usize && *t <= self.device.most_threads);
-        let variant = Variant::new(&kernels::EXPERTS_DOWN_ROUNDED, threads.unwrap_or(THREADS as u32))
-            .format(down.format)
-            .with("ROWS", DOWN_ROWS as u32)
-            .with("LONG", u32::from(threads.is_none()));
-        let rest = [weights.hidden, *slots, usize::from(residual.is_some())].map(|n| n as u32);
-        let numbers: Vec<u32> = down.numbers().into_iter().chain(rest).collect();
+        let consts = ExpertsDown::choose(&self.device.profile, down.format, *slots * down.cols / GROUP);
+        let params = experts_down_rounded::Params {
+            weight: down.params(),
+            expert_rows: word(weights.hidden),
+            slots: word(*slots),
+            has_residual: residual.is_some().into(),
+        };
         let part = &down.parts[0];
-        // What nobody writes stands for no residual.
-        let residual = residual.map_or(&part.scales, Tensor::buffer);
-        let buffers = [&part.codes, &part.scales, hidden, routes, residual, y.buffer()];
-        self.run(&variant, &buffers, &numbers, folded(weights.hidden.div_ceil(DOWN_ROWS)));
+        let bindings = experts_down_rounded::Bindings {
+            codes: &part.codes,
+            scales: &part.scales,
+            h: hidden,
+            routes,
+            residual: residual.map(Tensor::buffer),
+            y: y.buffer(),
+        };
+        let grid = folded(weights.hidden.div_ceil(DOWN_ROWS));
+        self.run(experts_down_rounded::call(consts, params, bindings), grid);
         Ok(y)
     }
 }

@@ -2,9 +2,9 @@
 
 use ::backend::{GroupedSigmoid, Handle, Result, Shape};
 
-use super::folded;
+use super::{folded, word};
+use crate::kernels::route::{route_grouped, route_softmax};
 use crate::pool::Buffer;
-use crate::shader::{Variant, kernels};
 use crate::{Gpu, Tensor};
 
 /// K experts and their weights for each token, on the device.
@@ -44,11 +44,22 @@ impl Gpu {
         let Shape { rows, cols } = logits.shape();
         let (experts, slots) = counts(cols, top_k, shared);
         let routes = self.routes(rows, experts + slots - top_k, slots)?;
-        let buffers = [logits.buffer(), factors.unwrap_or(logits).buffer(), &routes.ids, &routes.weights];
-        let numbers =
-            [rows, experts, top_k, usize::from(renormalise), usize::from(factors.is_some()), cols, slots]
-                .map(|n| n as u32);
-        self.run(&Variant::new(&kernels::ROUTE_SOFTMAX, 256), &buffers, &numbers, folded(rows));
+        let params = route_softmax::Params {
+            tokens: word(rows),
+            experts: word(experts),
+            top_k: word(top_k),
+            renormalise: renormalise.into(),
+            has_factors: factors.is_some().into(),
+            row: word(cols),
+            slots: word(slots),
+        };
+        let bindings = route_softmax::Bindings {
+            logits: logits.buffer(),
+            factors: factors.map(Tensor::buffer),
+            ids: &routes.ids,
+            weights: &routes.weights,
+        };
+        self.run(route_softmax::call(params, bindings), folded(rows));
         Ok(routes)
     }
 
@@ -63,21 +74,26 @@ impl Gpu {
         let (experts, slots) = counts(cols, spec.top_k, shared);
         let routes = self.routes(rows, experts + slots - spec.top_k, slots)?;
         let groups = 4 * (rows * spec.groups) as u64;
-        let (scores, ranks) = (self.pool.take(groups)?, self.pool.take(groups)?);
-        let buffers = [logits.buffer(), bias.buffer(), &routes.ids, &routes.weights, &scores, &ranks];
-        let [tokens, experts, top_k, groups, kept, renormalise, row, slots] = [
-            rows,
-            experts,
-            spec.top_k,
-            spec.groups,
-            spec.kept_groups,
-            usize::from(spec.renormalise),
-            cols,
-            slots,
-        ]
-        .map(|n| n as u32);
-        let numbers = [tokens, experts, top_k, groups, kept, renormalise, spec.scaling.to_bits(), row, slots];
-        self.run(&Variant::new(&kernels::ROUTE_GROUPED, 256), &buffers, &numbers, folded(rows));
+        let params = route_grouped::Params {
+            tokens: word(rows),
+            experts: word(experts),
+            top_k: word(spec.top_k),
+            groups: word(spec.groups),
+            kept: word(spec.kept_groups),
+            renormalise: spec.renormalise.into(),
+            scaling: spec.scaling,
+            row: word(cols),
+            slots: word(slots),
+        };
+        let bindings = route_grouped::Bindings {
+            logits: logits.buffer(),
+            bias: bias.buffer(),
+            ids: &routes.ids,
+            weights: &routes.weights,
+            group_scores: &self.pool.take(groups)?,
+            group_ranks: &self.pool.take(groups)?,
+        };
+        self.run(route_grouped::call(params, bindings), folded(rows));
         Ok(routes)
     }
 }

@@ -2,22 +2,13 @@
 
 use ::backend::{Handle, Result, Shape, largest};
 
-use super::folded;
+use super::{folded, word};
+use crate::device_profile::DeviceProfile;
+use crate::kernels::route::top;
 use crate::pool::Buffer;
 use crate::recorder::Reading;
 use crate::recurrent::{floats, numbers};
-use crate::shader::{Variant, kernels};
 use crate::{Gpu, Tensor};
-
-/// Values of a block: what a workgroup looks through again and again, and if it does so only once.
-const BLOCK: usize = 4096;
-const BLOCK_OF_ONE: usize = 1024;
-
-/// Most values that are looked for on the device: each costs a pass.
-const MOST: usize = 128;
-
-/// As many values are read and looked through by the host in the time of a pass: on an H200, 40 of 248,320 took the same either way.
-const PER_PASS: usize = 6000;
 
 /// The column of a largest value, and the value: on the device, and on their way to the host.
 pub struct Chosen {
@@ -35,8 +26,9 @@ impl Gpu {
     pub(crate) fn top(&self, x: &Tensor, k: usize) -> Result<Vec<Vec<(u32, f32)>>> {
         let Shape { rows, cols } = x.shape();
         let k = k.min(cols);
-        let few = k > 1 && rows * cols <= PER_PASS * k;
-        if few || k > MOST || k == 0 || rows == 0 {
+        let DeviceProfile { values_per_pass, most_largest, .. } = self.device.profile;
+        let few = k > 1 && rows * cols <= values_per_pass * k;
+        if few || k > most_largest || k == 0 || rows == 0 {
             let values = ::backend::Backend::read(self, x)?;
             return Ok(values.chunks_exact(cols.max(1)).map(|row| largest(row, k)).collect());
         }
@@ -51,20 +43,29 @@ impl Gpu {
     /// Finds the `k` largest values of each row; their columns go into `ids`.
     fn largest_of(&self, x: &Tensor, k: usize, ids: &Buffer) -> Result<Buffer> {
         let Shape { rows, cols } = x.shape();
-        let block = if k == 1 { BLOCK_OF_ONE } else { BLOCK };
+        let DeviceProfile { largest_block, largest_block_of_one, .. } = self.device.profile;
+        let block = if k == 1 { largest_block_of_one } else { largest_block };
         let blocks = cols.div_ceil(block);
         let results = |blocks: usize| self.pool.take(4 * (rows * blocks * k) as u64);
-        let find = |again: u32| Variant::new(&kernels::TOP, 256).with("AGAIN", again);
         let values = results(blocks)?;
-        let sizes = [rows, cols, block, blocks, k].map(|n| n as u32);
         let first_ids = if blocks > 1 { &results(blocks)? } else { ids };
-        self.run(&find(0), &[x.buffer(), x.buffer(), first_ids, &values], &sizes, folded(rows * blocks));
+        let params = top::Params {
+            rows: word(rows),
+            cols: word(cols),
+            block: word(block),
+            blocks: word(blocks),
+            k: word(k),
+        };
+        let bindings = top::Bindings { x: x.buffer(), columns: None, ids: first_ids, values: &values };
+        self.run(top::call(top::Consts { again: false }, params, bindings), folded(rows * blocks));
         if blocks == 1 {
             return Ok(values);
         }
         let best = results(1)?;
-        let sizes = [rows, blocks * k, blocks * k, 1, k].map(|n| n as u32);
-        self.run(&find(1), &[&values, first_ids, ids, &best], &sizes, folded(rows));
+        let found = word(blocks * k);
+        let params = top::Params { cols: found, block: found, blocks: 1, ..params };
+        let bindings = top::Bindings { x: &values, columns: Some(first_ids), ids, values: &best };
+        self.run(top::call(top::Consts { again: true }, params, bindings), folded(rows));
         Ok(best)
     }
 

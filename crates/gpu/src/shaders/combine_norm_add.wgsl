@@ -1,4 +1,4 @@
-// y = (r + rms(rms(a) * wa + rms(b) * wb) * w) * factor. One row per workgroup; LONG, if its threads cannot keep all of it.
+// y = (residual + rms(rms(a) * a_weight + rms(b) * b_weight) * weight) * factor. One row per workgroup; LONG, if its threads cannot keep all of it.
 struct Params {
     width: u32,
     rows: u32,
@@ -7,12 +7,12 @@ struct Params {
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
-@group(0) @binding(0) var<storage, read> r: array<f32>;
+@group(0) @binding(0) var<storage, read> residual: array<f32>;
 @group(0) @binding(1) var<storage, read> a: array<f32>;
 @group(0) @binding(2) var<storage, read> b: array<f32>;
-@group(0) @binding(3) var<storage, read> wa: array<f32>;
-@group(0) @binding(4) var<storage, read> wb: array<f32>;
-@group(0) @binding(5) var<storage, read> w: array<f32>;
+@group(0) @binding(3) var<storage, read> a_weight: array<f32>;
+@group(0) @binding(4) var<storage, read> b_weight: array<f32>;
+@group(0) @binding(5) var<storage, read> weight: array<f32>;
 @group(0) @binding(6) var<storage, read_write> y: array<f32>;
 
 fn combine(row: u32, place: Place) {
@@ -23,13 +23,13 @@ fn combine(row: u32, place: Place) {
     var held_r: array<f32, HELD>;
     for (var i = 0u; i < HELD; i++) {
         let c = min(i * THREADS + place.thread, params.width - 1u);
-        held_w[i] = vec3(wa[c], wb[c], w[c]);
+        held_w[i] = vec3(a_weight[c], b_weight[c], weight[c]);
     }
     wait_for_inputs(place);
     for (var i = 0u; i < HELD; i++) {
         let c = min(i * THREADS + place.thread, params.width - 1u);
         held[i] = vec2(a[ready(start + c)], b[ready(start + c)]);
-        held_r[i] = r[ready(start + c)];
+        held_r[i] = residual[ready(start + c)];
     }
     var squares_a = vec2(0.0);
     var squares_b = vec2(0.0);
@@ -50,7 +50,7 @@ fn combine(row: u32, place: Place) {
         squares += select(vec2(0.0), squares_of(held[i].x), i * THREADS + place.thread < params.width);
     }
     for (var c = HELD * THREADS + place.thread; LONG == 1u && c < params.width; c += THREADS) {
-        squares += squares_of(a[ready(start + c)] * inverse_a * wa[c] + b[ready(start + c)] * inverse_b * wb[c]);
+        squares += squares_of(a[ready(start + c)] * inverse_a * a_weight[c] + b[ready(start + c)] * inverse_b * b_weight[c]);
     }
     let inverse = inverse_of(workgroup_sum_of_many(squares, place), params.width, params.eps);
     for (var i = 0u; i < HELD; i++) {
@@ -60,8 +60,8 @@ fn combine(row: u32, place: Place) {
         }
     }
     for (var c = HELD * THREADS + place.thread; LONG == 1u && c < params.width; c += THREADS) {
-        let both = a[ready(start + c)] * inverse_a * wa[c] + b[ready(start + c)] * inverse_b * wb[c];
-        y[start + c] = (r[ready(start + c)] + both * inverse * w[c]) * params.factor;
+        let both = a[ready(start + c)] * inverse_a * a_weight[c] + b[ready(start + c)] * inverse_b * b_weight[c];
+        y[start + c] = (residual[ready(start + c)] + both * inverse * weight[c]) * params.factor;
     }
 }
 

@@ -1,5 +1,5 @@
 // conv and conv_window at once, for few tokens: a thread has one channel and all of them.
-@group(0) @binding(1) var<storage, read> w: array<f32>;
+@group(0) @binding(1) var<storage, read> weight: array<f32>;
 @group(0) @binding(2) var<storage, read_write> window: array<f32>;
 @group(0) @binding(3) var<storage, read_write> y: array<f32>;
 
@@ -12,7 +12,7 @@ fn main(place: Place) {
     for (var token = 0u; token < params.tokens; token++) {
         var sum = 0.0;
         for (var j = 0u; j < params.kernel; j++) {
-            sum += w[channel * params.kernel + j] * input(token + j, channel);
+            sum += weight[channel * params.kernel + j] * input(token + j, channel);
         }
         y[(params.first_row + token) * params.channels + channel] = silu(sum);
     }

@@ -12,7 +12,7 @@ struct Params {
     top_k: u32,
     // Chosen experts and the shared one.
     slots: u32,
-    // 0 softmax; 1 sigmoid, `per_expert` added for the choice; 2 softmax, `per_expert` a factor on the weight.
+    // 0 softmax; 1 sigmoid, `choice_bias` added for the choice; 2 softmax, `expert_scale` a factor on the weight.
     kind: u32,
     renormalise: u32,
     scaling: f32,
@@ -27,11 +27,12 @@ struct Params {
 // Digits of every eight inputs; behind those of all, the scales and the sums of every two groups.
 @group(0) @binding(2) var<storage, read> x: array<vec4<u32>>;
 @group(0) @binding(3) var<storage, read> logits: array<f32>;
-@group(0) @binding(4) var<storage, read> per_expert: array<f32>;
+@group(0) @binding(4) var<storage, read> choice_bias: array<f32>;
+@group(0) @binding(5) var<storage, read> expert_scale: array<f32>;
 // High and low digits of every eight results; behind those of all slots, the scale and the sum of every sixteen.
-@group(0) @binding(5) var<storage, read_write> h: array<vec2<u32>>;
+@group(0) @binding(6) var<storage, read_write> h: array<vec2<u32>>;
 // Experts of the slots, then the bits of their weights.
-@group(0) @binding(6) var<storage, read_write> routes: array<u32>;
+@group(0) @binding(7) var<storage, read_write> routes: array<u32>;
 
 const TEAMS: u32 = THREADS / LANES;
 // Results of a block.
@@ -73,7 +74,7 @@ fn has_biases() -> bool {
 }
 
 fn with_bias(logit: f32, e: u32) -> f32 {
-    return sigmoid(logit) + per_expert[e];
+    return sigmoid(logit) + choice_bias[e];
 }
 
 // What an expert weighs, but for what is common to all.
@@ -104,7 +105,7 @@ fn write_routes(place: Place) {
     if k < params.top_k {
         routes[k] = e;
         let weight = share / sum * params.scaling;
-        routes[params.slots + k] = bitcast<u32>(select(weight, weight * per_expert[e], params.kind == 2u));
+        routes[params.slots + k] = bitcast<u32>(select(weight, weight * expert_scale[e], params.kind == 2u));
     } else if k < params.slots {
         routes[k] = params.experts;
         routes[params.slots + k] = bitcast<u32>(select(1.0, sigmoid(logits[ready(params.gate_at)]), params.gated != 0u));

@@ -1,4 +1,4 @@
-// y[r] = rms(v[r]) * w * silu(z[r]). A row is one head's slice, one per workgroup.
+// y[r] = rms(v[r]) * weight * silu(z[r]). A row is one head's slice, one per workgroup.
 struct Params {
     width: u32,
     rows: u32,
@@ -8,7 +8,7 @@ struct Params {
 
 @group(0) @binding(0) var<storage, read> v: array<f32>;
 @group(0) @binding(1) var<storage, read> z: array<f32>;
-@group(0) @binding(2) var<storage, read> w: array<f32>;
+@group(0) @binding(2) var<storage, read> weight: array<f32>;
 @group(0) @binding(3) var<storage, read_write> y: array<f32>;
 
 @compute @workgroup_size(THREADS)
@@ -24,6 +24,6 @@ fn main(place: Place) {
     }
     let inverse = inverse_rms(squares, params.width, params.eps, place);
     for (var c = place.thread; c < params.width; c += THREADS) {
-        y[start + c] = v[start + c] * inverse * w[c] * silu(z[start + c]);
+        y[start + c] = v[start + c] * inverse * weight[c] * silu(z[start + c]);
     }
 }

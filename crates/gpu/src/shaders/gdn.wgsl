@@ -4,12 +4,8 @@
 // Both products with S are taken before it changes, so that a token needs one sum over the lanes:
 // S_new q = g S q + u (k . q). With RAW, q and k come without their norm and the gates as they leave their projections:
 // the norms' squares are summed along with the rest.
-@group(0) @binding(1) var<storage, read> g: array<f32>;
-@group(0) @binding(2) var<storage, read> beta: array<f32>;
-@group(0) @binding(3) var<storage, read> a_log: array<f32>;
-@group(0) @binding(4) var<storage, read> dt_bias: array<f32>;
-@group(0) @binding(5) var<storage, read_write> state: array<f32>;
-@group(0) @binding(6) var<storage, read_write> y: array<f32>;
+@group(0) @binding(1) var<storage, read_write> state: array<f32>;
+@group(0) @binding(2) var<storage, read_write> y: array<f32>;
 
 const LANES: u32 = THREADS / ROWS;
 
@@ -56,7 +52,7 @@ fn main(place: Place) {
         }
         let half = (t & 1u) * THREADS;
         products[half + place.thread] = product;
-        if RAW == 1u {
+        if RAW {
             squares[half + place.thread] = square;
         }
         workgroupBarrier();
@@ -64,17 +60,15 @@ fn main(place: Place) {
         square = vec2(0.0);
         for (var i = 0u; i < LANES; i++) {
             product += products[half + local_row * LANES + i];
-            if RAW == 1u {
+            if RAW {
                 square += squares[half + local_row * LANES + i];
             }
         }
         let gate = token * params.value_heads + head;
-        var keep = g[gate];
-        var rate = beta[gate];
+        let keep = keep_of(gate, head);
+        let rate = rate_of(gate);
         var k_factor = 1.0;
-        if RAW == 1u {
-            keep = decay(keep, a_log[head], dt_bias[head]);
-            rate = sigmoid(rate);
+        if RAW {
             k_factor = 1.0 / sqrt(square.x + 1e-6);
             let q_factor = 1.0 / sqrt(square.y + 1e-6) / sqrt(f32(params.key_dim));
             product *= vec3(k_factor, q_factor, k_factor * q_factor);

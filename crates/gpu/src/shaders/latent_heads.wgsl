@@ -35,7 +35,7 @@ struct Params {
 @group(0) @binding(2) var<storage, read> q: array<f32>;
 // [latent | key with a position]
 @group(0) @binding(3) var<storage, read> kv: array<f32>;
-@group(0) @binding(4) var<storage, read> w: array<f32>;
+@group(0) @binding(4) var<storage, read> norm: array<f32>;
 // Cosine and sine, factor included, for each pair.
 @group(0) @binding(5) var<storage, read> angles: array<vec2<f32>>;
 @group(0) @binding(6) var<storage, read_write> keys: array<Four>;
@@ -119,7 +119,7 @@ fn main(place: Place) {
     var norms: array<vec2<f32>, WORDS>;
     for (var i = 0u; i < WORDS; i++) {
         let c = min((i * THREADS + index) * WORD_VALUES, params.rank - WORD_VALUES);
-        norms[i] = vec2(w[c], w[c + WORD_VALUES - 1u]);
+        norms[i] = vec2(norm[c], norm[c + WORD_VALUES - 1u]);
     }
     load_key(min(begin + team_of(place), end - 1u), 0u, place);
     wait_for_inputs(place);

@@ -21,7 +21,7 @@ struct Params {
 @group(0) @binding(0) var<storage, read> q: array<f32>;
 // [latent | key with a position]
 @group(0) @binding(1) var<storage, read> kv: array<f32>;
-@group(0) @binding(2) var<storage, read> w: array<f32>;
+@group(0) @binding(2) var<storage, read> norm: array<f32>;
 // Cosine and sine, factor included, for each pair.
 @group(0) @binding(3) var<storage, read> angles: array<vec2<f32>>;
 @group(0) @binding(4) var<storage, read_write> q_plain: array<f32>;
@@ -32,7 +32,7 @@ var<private> inverse: f32;
 
 fn stored_value(row: u32, c: u32) -> f32 {
     if c < params.rank {
-        return kv[c] * inverse * w[c];
+        return kv[c] * inverse * norm[c];
     }
     if c < params.rank + params.pe {
         return turned(false, params.rank, c - params.rank);

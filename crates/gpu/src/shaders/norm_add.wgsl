@@ -1,4 +1,4 @@
-// y = (r + rms(x) * w) * factor. One row per workgroup.
+// y = (residual + rms(x) * weight) * factor. One row per workgroup.
 @group(0) @binding(4) var<storage, read_write> y: array<f32>;
 
 @compute @workgroup_size(THREADS)
@@ -12,7 +12,7 @@ fn main(place: Place) {
     var held: array<vec3<f32>, HELD>;
     for (var i = 0u; i < HELD; i++) {
         let c = min(i * THREADS + place.thread, params.width - 1u);
-        held[i] = vec3(x[start + c], r[start + c], w[c]);
+        held[i] = vec3(x[start + c], residual[start + c], weight[c]);
     }
     var squares = vec2(0.0);
     for (var i = 0u; i < HELD; i++) {
@@ -29,6 +29,6 @@ fn main(place: Place) {
         }
     }
     for (var c = HELD * THREADS + place.thread; c < params.width; c += THREADS) {
-        y[start + c] = with_factor(r[start + c] + x[start + c] * inverse * w[c], c);
+        y[start + c] = with_factor(residual[start + c] + x[start + c] * inverse * weight[c], c);
     }
 }

@@ -1,5 +1,5 @@
-// y[r] = W[r] . (rms(x) * w) (+ bias[r]) for one token, in full precision: ROWS rows per workgroup, each of which finds the norm for itself. One more
-// workgroup rounds rms(x) * w2 for experts.
+// y[r] = W[r] . (rms(x) * norm) (+ bias[r]) for one token, in full precision: ROWS rows per workgroup, each of which finds the norm for itself. One more
+// workgroup rounds rms(x) * expert_norm for experts.
 const TOTALS: u32 = ROWS + 2u;
 
 struct Params {
@@ -20,8 +20,8 @@ struct Params {
 @group(1) @binding(0) var<uniform> params: Params;
 
 @group(0) @binding(2) var<storage, read> x: array<vec4<f32>>;
-@group(0) @binding(3) var<storage, read> w: array<vec4<f32>>;
-@group(0) @binding(4) var<storage, read> w2: array<vec4<f32>>;
+@group(0) @binding(3) var<storage, read> norm: array<vec4<f32>>;
+@group(0) @binding(4) var<storage, read> expert_norm: array<vec4<f32>>;
 @group(0) @binding(5) var<storage, read> bias: array<f32>;
 @group(0) @binding(6) var<storage, read_write> y: array<f32>;
 
@@ -30,7 +30,7 @@ fn digit8(e: u32) -> Eight {
 }
 
 fn digit_weight8(e: u32) -> Eight {
-    return Eight(w2[2u * e], w2[2u * e + 1u]);
+    return Eight(expert_norm[2u * e], expert_norm[2u * e + 1u]);
 }
 
 fn product(place: Place) {
@@ -40,7 +40,7 @@ fn product(place: Place) {
     }
     for (var i = place.thread; i < params.eights; i += THREADS) {
         let own = digit8(i);
-        let input = Eight(own.a * w[2u * i], own.b * w[2u * i + 1u]);
+        let input = Eight(own.a * norm[2u * i], own.b * norm[2u * i + 1u]);
         let squares = squares_of8(own.a, own.b);
         totals[ROWS] += squares.x;
         totals[ROWS + 1u] += squares.y;

@@ -5,7 +5,7 @@ struct Params {
     width: u32,
     pairs: u32,
     // Where this embedding's angles begin.
-    first: u32,
+    first_angle: u32,
     // Whether pairs are (2i, 2i + 1), not (i, i + pairs).
     interleaved: u32,
 }
@@ -35,7 +35,7 @@ fn main(place: Place) {
         second = (channel & 1u) == 1u;
         distance = 1u;
     }
-    let turn = angles[params.first + i / params.cols * params.pairs + pair];
+    let turn = angles[params.first_angle + i / params.cols * params.pairs + pair];
     if second {
         y[i] = x[i - distance] * turn.y + x[i] * turn.x;
     } else {

@@ -1,4 +1,4 @@
-// y[t] = sum_k w[t, k] z[t, k]
+// y[t] = sum_k w[t, k] values[t, k]
 struct Params {
     len: u32,
     width: u32,
@@ -6,7 +6,7 @@ struct Params {
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
-@group(0) @binding(0) var<storage, read> z: array<f32>;
+@group(0) @binding(0) var<storage, read> values: array<f32>;
 @group(0) @binding(1) var<storage, read> weights: array<f32>;
 @group(0) @binding(2) var<storage, read_write> y: array<f32>;
 
@@ -20,7 +20,7 @@ fn main(place: Place) {
     var sum = 0.0;
     for (var k = 0u; k < params.top_k; k++) {
         let pair = token * params.top_k + k;
-        sum += weights[pair] * z[pair * params.width + i % params.width];
+        sum += weights[pair] * values[pair * params.width + i % params.width];
     }
     y[i] = sum;
 }

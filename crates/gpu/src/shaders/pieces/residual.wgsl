@@ -9,9 +9,9 @@ struct Params {
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
-@group(0) @binding(0) var<storage, read> r: array<f32>;
+@group(0) @binding(0) var<storage, read> residual: array<f32>;
 @group(0) @binding(1) var<storage, read> x: array<f32>;
-@group(0) @binding(2) var<storage, read> w: array<f32>;
+@group(0) @binding(2) var<storage, read> weight: array<f32>;
 @group(0) @binding(3) var<storage, read> factors: array<f32>;
 
 fn with_factor(value: f32, c: u32) -> f32 {

@@ -3,21 +3,21 @@
 // What this thread has of the input.
 var<private> eights: array<Eight, EACH>;
 
-// Loads what groups `first .. first + count` of the input are multiplied with. Each kernel has its own `load_norm8(n, e)`.
+// Loads what groups `first .. first + count` of the input are multiplied with. Each prologue has its own `load_norm8(n, e)`.
 fn load_norms(first: u32, count: u32, place: Place) {
     for (var n = 0u; n < EACH; n++) {
         load_norm8(n, 4u * first + min(n * THREADS + index_of(place), 4u * count - 1u));
     }
 }
 
-// Loads those groups themselves. Each kernel has its own `load8(n, e)`.
+// Loads those groups themselves. Each prologue has its own `load8(n, e)`.
 fn load_input(first: u32, count: u32, place: Place) {
     for (var n = 0u; n < EACH; n++) {
         load8(n, 4u * first + min(n * THREADS + index_of(place), 4u * count - 1u));
     }
 }
 
-// What was loaded becomes the input. Each kernel has its own `made8(n, local, real, place)`, eight values, which
+// What was loaded becomes the input. Each prologue has its own `made8(n, local, real, place)`, eight values, which
 // are real or repeat the last.
 fn make_input(count: u32, place: Place) {
     for (var n = 0u; n < EACH; n++) {
@@ -28,7 +28,7 @@ fn make_input(count: u32, place: Place) {
     }
 }
 
-// Rounds it; groups beyond the last are zeros. Each kernel has its own `group_factor(g)`, what a group's values are to be multiplied with.
+// Rounds it; groups beyond the last are zeros. Each prologue has its own `group_factor(g)`, what a group's values are to be multiplied with.
 // All threads must call it, and then wait for each other.
 fn round_input(first: u32, count: u32, place: Place) {
     for (var n = 0u; n < EACH; n++) {
