@@ -6,33 +6,20 @@
 
 use std::error::Error;
 use std::path::Path;
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use backend::Backend;
 use checkpoint::Checkpoint;
 use cpu::Cpu;
 use engine::{
-    Constraint, Engine, EngineOptions, Grammar, Grammars, Job, Listener, SamplingParams, Scheduler,
-    SchedulerOptions, TemplateInput, Tokenizer, Update,
+    Constraint, Engine, EngineOptions, Grammar, Grammars, Job, SamplingParams, Scheduler, SchedulerOptions,
+    TemplateInput, Tokenizer, Update, Updates,
 };
 use gpu::Gpu;
 use models::Model;
 use serde_json::json;
 
 const TOKENS: usize = 200;
-
-struct Ear(Sender<Update>);
-
-impl Listener for Ear {
-    fn update(&mut self, update: Update) {
-        let _ = self.0.send(update);
-    }
-
-    fn is_gone(&self) -> bool {
-        false
-    }
-}
 
 struct Pace {
     scheduler: Scheduler,
@@ -41,30 +28,26 @@ struct Pace {
 }
 
 impl Pace {
-    fn start(&self, seed: u64, constraint: Option<Constraint>) -> Result<Receiver<Update>, Box<dyn Error>> {
-        let (sender, updates) = channel();
+    fn start(&self, seed: u64, constraint: Option<Constraint>) -> Result<Updates, Box<dyn Error>> {
+        let (listener, updates) = Updates::new();
         self.scheduler.submit(Job {
-            prompt: self.prompt.clone(),
-            stable: 0,
             max_tokens: Some(TOKENS),
-            end_ids: Vec::new(),
             sampling: SamplingParams { seed: Some(seed), ..self.sampling.clone() },
             constraint,
-            logprobs: None,
-            listener: Box::new(Ear(sender)),
+            ..Job::new(self.prompt.clone(), listener)
         })?;
         Ok(updates)
     }
 
     /// Tokens of an answer, and the time from its first to its last.
-    fn wait(updates: &Receiver<Update>) -> Result<(usize, Duration), Box<dyn Error>> {
+    fn wait(updates: &Updates) -> Result<(usize, Duration), Box<dyn Error>> {
         let mut tokens = 0;
         loop {
-            match updates.recv()? {
+            match updates.wait().ok_or("the answer has no end")? {
                 Update::Token(_) => tokens += 1,
                 Update::Finished(_, timing) => return Ok((tokens, timing.decode)),
                 Update::Failed(error) => return Err(error.into()),
-                Update::Started { .. } => {}
+                _ => {}
             }
         }
     }

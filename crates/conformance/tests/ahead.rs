@@ -1,13 +1,14 @@
 //! Steps that a GPU records before their token is known: answers are those of one step after the other, whatever becomes of them. A
 //! machine without any adapter skips these tests, and says so.
 
+mod common;
+
 use std::sync::OnceLock;
 
 use backend::{Backend, CacheFloat, largest};
+use common::{job, run, step_by_step, step_until};
 use conformance::models::{Fixture, fixtures_folder, logits_in_chunks};
-use engine::{
-    Engine, EngineOptions, Event, Finish, Flow, Generated, Sampler, SamplingParams, Sequence, Task,
-};
+use engine::{Engine, EngineOptions, Finish, Job, Loop, SamplingParams, SchedulerOptions, Update};
 use gpu::{Choice, Gpu, Numerics, Options};
 use models::{Logits, Model, Request};
 
@@ -44,35 +45,9 @@ fn seeded() -> SamplingParams {
     SamplingParams { seed: Some(3), temperature: 1.0, top_k: 0, ..SamplingParams::default() }
 }
 
-/// The answer without anything recorded ahead.
-fn step_by_step(engine: &Engine<Gpu>, prompt: &[u32], count: usize, sampling: SamplingParams) -> Vec<u32> {
-    let mut sampler = Sampler::new(sampling).unwrap();
-    sampler.set_prompt_len(prompt.len());
-    let mut state = engine.model().state(engine.cache()).unwrap();
-    let mut tokens = prompt.to_vec();
-    let mut seen = 0;
-    for _ in 0..count {
-        let mut logits = logits_in_chunks(engine.model(), &mut state, &tokens[seen..], 64).unwrap();
-        let last = logits.split_off(logits.len() - engine.model().summary().vocabulary);
-        seen = tokens.len();
-        tokens.push(sampler.sample(&last, &tokens).unwrap().id);
-    }
-    tokens.split_off(prompt.len())
-}
-
-fn generate(
-    engine: &Engine<Gpu>,
-    sequence: &mut Sequence<Gpu>,
-    task: &Task<'_>,
-    sampling: SamplingParams,
-    stop_after: usize,
-) -> Generated {
-    let mut seen = 0;
-    let watch = |event| {
-        seen += usize::from(matches!(event, Event::Token(_)));
-        if seen == stop_after { Flow::Stop } else { Flow::Continue }
-    };
-    engine.generate(sequence, task, &mut Sampler::new(sampling).unwrap(), watch).unwrap()
+fn steps(gpu: &Gpu, name: &str, context: Option<usize>) -> Loop<Gpu> {
+    let options = SchedulerOptions { prefixes: 1, speculate: false, ..SchedulerOptions::default() };
+    Loop::new(engine(gpu, name, context), options)
 }
 
 /// A sequence that begins before its caches grow and ends after that.
@@ -141,15 +116,17 @@ fn chosen_tokens_are_the_likeliest() {
 fn answers_are_those_of_one_step_after_the_other() {
     let Some(gpu) = exact() else { return };
     for name in FIXTURES {
-        let engine = engine(&gpu, name, None);
+        let mut steps = steps(&gpu, name, None);
         for (len, sampling) in [(1, greedy()), (20, seeded()), (240, greedy()), (250, seeded())] {
+            steps.clear();
             let prompt = prompt(len);
-            let task = Task { prompt: &prompt, stable: 0, max_tokens: Some(20), end_ids: &[] };
-            let mut sequence = engine.sequence().unwrap();
-            let found = generate(&engine, &mut sequence, &task, sampling.clone(), usize::MAX);
-            let expected = step_by_step(&engine, &prompt, 20, sampling);
+            let found = run(&mut steps, job(&prompt, 20, sampling.clone()));
+            let expected = step_by_step(steps.engine().model(), &prompt, 20, sampling);
             assert_eq!((&found.ids, found.finish), (&expected, Finish::Length), "{name}, {len} tokens");
-            assert_eq!(sequence.tokens(), [&prompt[..], &expected[..19]].concat(), "{name}, {len} tokens");
+            // All but the last token have been seen.
+            let next = [&prompt[..], &expected].concat();
+            let found = run(&mut steps, job(&next, 1, greedy()));
+            assert_eq!(found.reused, next.len() - 1, "{name}, {len} tokens");
         }
     }
 }
@@ -160,31 +137,46 @@ fn a_sequence_goes_on_after_every_end() {
     let Some(gpu) = exact() else { return };
     for name in FIXTURES {
         let prompt = prompt(50);
-        let whole = engine(&gpu, name, Some(100));
-        let short = engine(&gpu, name, Some(60));
-        let answer = step_by_step(&whole, &prompt, 11, seeded());
+        let mut whole = steps(&gpu, name, Some(100));
+        let mut short = steps(&gpu, name, Some(60));
+        let model = engine(&gpu, name, Some(100));
+        let answer = step_by_step(model.model(), &prompt, 11, seeded());
         // An end that has not been there before.
         let Some(end) = (4..9).rev().find(|i| !answer[..*i].contains(&answer[*i])) else {
             panic!("{name} repeats itself: {answer:?}")
         };
         let ends = [
-            (&whole, None, vec![answer[end]], usize::MAX, Finish::End, end),
-            (&whole, None, vec![], 5, Finish::Stopped, 5),
-            (&whole, Some(7), vec![], usize::MAX, Finish::Length, 7),
-            (&whole, Some(1), vec![], usize::MAX, Finish::Length, 1),
-            (&whole, Some(0), vec![], usize::MAX, Finish::Length, 0),
-            (&short, None, vec![], usize::MAX, Finish::Context, 11),
+            (false, 100, vec![answer[end]], None, Finish::End, end),
+            (false, 100, vec![], Some(5), Finish::Stopped, 5),
+            (false, 7, vec![], None, Finish::Length, 7),
+            (false, 1, vec![], None, Finish::Length, 1),
+            (false, 0, vec![], None, Finish::Length, 0),
+            (true, 100, vec![], None, Finish::Context, 11),
         ];
-        for (i, (engine, max_tokens, end_ids, stop_after, finish, count)) in ends.into_iter().enumerate() {
+        for (i, (is_short, max_tokens, end_ids, stop_after, finish, count)) in ends.into_iter().enumerate() {
+            let steps = if is_short { &mut short } else { &mut whole };
             // Two of what may come next: straight on, all but the last, less than the first prompt, or that again.
             for next in [i % 4, (i + 1) % 4] {
-                let mut sequence = engine.sequence().unwrap();
-                let task = Task { prompt: &prompt, stable: 40, max_tokens, end_ids: &end_ids };
-                let found = generate(engine, &mut sequence, &task, seeded(), stop_after);
+                steps.clear();
+                let (job_, updates) = job(&prompt, max_tokens, seeded());
+                steps.push(Job { stable: 40, end_ids: end_ids.clone(), ..job_ }).unwrap();
+                let (mut ids, mut ended) = (Vec::new(), None);
+                step_until(steps, || {
+                    while let Some(update) = updates.next_ready() {
+                        match update {
+                            Update::Token(token) => ids.push(token.id),
+                            Update::Finished(finish, _) => ended = Some(finish),
+                            Update::Failed(error) => panic!("{error}"),
+                            _ => {}
+                        }
+                    }
+                    if Some(ids.len()) == stop_after {
+                        updates.cancel();
+                    }
+                    ended.is_some()
+                });
                 let what = format!("{name}, {finish:?} after {count}, then {next}");
-                assert_eq!((&found.ids[..], found.finish), (&answer[..count], finish), "{what}");
-                let seen = &sequence.tokens()[prompt.len()..];
-                assert!(answer.starts_with(seen), "{what}: {seen:?}");
+                assert_eq!((&ids[..], ended), (&answer[..count], Some(finish)), "{what}");
                 let known = if end_ids.is_empty() { count } else { count + 1 };
                 let mut second = [&prompt[..], &answer[..known]].concat();
                 match next {
@@ -193,11 +185,12 @@ fn a_sequence_goes_on_after_every_end() {
                     2 => second.truncate(45),
                     _ => second.truncate(prompt.len()),
                 }
-                second.truncate(engine.context() - 4);
-                let expected = step_by_step(&whole, &second, 4, greedy());
-                let task = Task { prompt: &second, stable: 0, max_tokens: Some(4), end_ids: &[] };
-                let found = generate(engine, &mut sequence, &task, greedy(), usize::MAX);
+                second.truncate(steps.engine().context() - 4);
+                let expected = step_by_step(model.model(), &second, 4, greedy());
+                let found = run(steps, job(&second, 4, greedy()));
                 assert_eq!(found.ids, expected, "{what}");
+                let seen = (prompt.len() + count).saturating_sub(1);
+                assert!(next != 0 || is_short || found.reused >= seen, "{what}: {}", found.reused);
             }
         }
     }

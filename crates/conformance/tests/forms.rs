@@ -2,15 +2,14 @@
 //! tokens are chosen, and only allowed ones.
 
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use backend::Backend;
 use checkpoint::Checkpoint;
 use cpu::Cpu;
 use engine::{
-    Engine, EngineOptions, Finish, Grammar, Grammars, Job, Listener, SamplingParams, Scheduler,
-    SchedulerOptions, Tokenizer, Update,
+    Engine, EngineOptions, Finish, Grammar, Grammars, Job, SamplingParams, Scheduler, SchedulerOptions,
+    Tokenizer, Update, Updates,
 };
 use gpu::Gpu;
 use models::Model;
@@ -18,18 +17,6 @@ use serde_json::{Value as Json, json};
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../box/model")
-}
-
-struct Ear(Sender<Update>);
-
-impl Listener for Ear {
-    fn update(&mut self, update: Update) {
-        let _ = self.0.send(update);
-    }
-
-    fn is_gone(&self) -> bool {
-        false
-    }
 }
 
 /// A model that answers.
@@ -59,30 +46,29 @@ impl Storyteller {
         Self { tokenizer, grammars, scheduler: Scheduler::start(engine, options).unwrap() }
     }
 
-    fn ask(&self, asked: &Asked) -> Receiver<Update> {
-        let (sender, updates) = channel();
+    fn ask(&self, asked: &Asked) -> Updates {
+        let (listener, updates) = Updates::new();
+        let text = "Tell me a story. Tell me a story. Tell me";
         let job = Job {
-            prompt: self.tokenizer.encode("Tell me a story. Tell me a story. Tell me", false).unwrap(),
-            stable: 0,
             max_tokens: Some(asked.tokens),
             end_ids: self.tokenizer.eos_ids().to_vec(),
             sampling: asked.sampling.clone(),
             constraint: Some(self.grammars.constraint(&asked.form).unwrap()),
             logprobs: asked.logprobs.then_some(0),
-            listener: Box::new(Ear(sender)),
+            ..Job::new(self.tokenizer.encode(text, false).unwrap(), listener)
         };
         assert!(self.scheduler.submit(job).is_ok());
         updates
     }
 
-    fn hear(updates: &Receiver<Update>) -> (Vec<u32>, Finish) {
+    fn hear(updates: &Updates) -> (Vec<u32>, Finish) {
         let mut ids = Vec::new();
         loop {
-            match updates.recv_timeout(Duration::from_secs(120)).expect("an update") {
-                Update::Started { .. } => {}
+            match updates.wait_for(Duration::from_secs(120)).expect("an update") {
                 Update::Token(token) => ids.push(token.id),
                 Update::Finished(finish, _) => return (ids, finish),
                 Update::Failed(error) => panic!("{error}"),
+                _ => {}
             }
         }
     }

@@ -1,17 +1,18 @@
 //! The scheduler on the test models: many answers at once, and each the one it would be alone.
 
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, atomic::AtomicBool, atomic::Ordering};
-use std::time::Duration;
+mod common;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 
 use backend::{Backend, CacheFloat};
 use checkpoint::{Checkpoint, TensorSpec};
-use conformance::models::Fixture;
-use conformance::models::fixtures_folder;
+use common::{job, run, step_by_step, wait};
+use conformance::models::{Fixture, fixtures_folder};
 use cpu::{Cpu, Numerics, Options};
 use engine::{
-    Engine, EngineOptions, Finish, Flow, Job, Listener, Refused, Sampler, SamplingParams, Scheduler,
-    SchedulerOptions, Task, Update,
+    Engine, EngineOptions, Finish, Loop, Phase, Refused, SamplingParams, Scheduler, SchedulerOptions,
+    StepEvent, Trace, Update, Updates,
 };
 use gpu::Gpu;
 use models::Model;
@@ -41,81 +42,10 @@ fn exact() -> EngineOptions {
     EngineOptions { cache: CacheFloat::F32, chunk: 32, ..EngineOptions::default() }
 }
 
-/// Sends what it hears on; gone when told so.
-struct Ear {
-    updates: Sender<Update>,
-    gone: Arc<AtomicBool>,
-}
-
-impl Listener for Ear {
-    fn update(&mut self, update: Update) {
-        let _ = self.updates.send(update);
-    }
-
-    fn is_gone(&self) -> bool {
-        self.gone.load(Ordering::Relaxed)
-    }
-}
-
-struct Answer {
-    updates: Receiver<Update>,
-    gone: Arc<AtomicBool>,
-}
-
-#[derive(Debug, PartialEq)]
-struct Heard {
-    ids: Vec<u32>,
-    reused: usize,
-    finish: Finish,
-}
-
-impl Answer {
-    fn wait(&self) -> Heard {
-        let mut heard = Heard { ids: Vec::new(), reused: 0, finish: Finish::Stopped };
-        loop {
-            match self.updates.recv_timeout(Duration::from_secs(60)).expect("an update") {
-                Update::Started { reused } => heard.reused = reused,
-                Update::Token(token) => heard.ids.push(token.id),
-                Update::Finished(finish, _) => return Heard { finish, ..heard },
-                Update::Failed(error) => panic!("{error}"),
-            }
-        }
-    }
-}
-
-fn job(prompt: &[u32], max_tokens: usize, sampling: SamplingParams) -> (Job, Answer) {
-    let (updates, heard) = channel();
-    let gone = Arc::new(AtomicBool::new(false));
-    let job = Job {
-        prompt: prompt.to_vec(),
-        stable: prompt.len().saturating_sub(3),
-        max_tokens: Some(max_tokens),
-        end_ids: Vec::new(),
-        sampling,
-        constraint: None,
-        logprobs: None,
-        listener: Box::new(Ear { updates, gone: gone.clone() }),
-    };
-    (job, Answer { updates: heard, gone })
-}
-
-fn ask(scheduler: &Scheduler, prompt: &[u32], max_tokens: usize, sampling: SamplingParams) -> Answer {
+fn ask(scheduler: &Scheduler, prompt: &[u32], max_tokens: usize, sampling: SamplingParams) -> Updates {
     let (job, answer) = job(prompt, max_tokens, sampling);
     scheduler.submit(job).expect("room for a job");
     answer
-}
-
-/// What the engine alone answers.
-fn alone<B: Backend>(
-    engine: &Engine<B>,
-    prompt: &[u32],
-    max_tokens: usize,
-    sampling: SamplingParams,
-) -> Vec<u32> {
-    let mut sampler = Sampler::new(sampling).expect("settings");
-    let task = Task { prompt, stable: 0, max_tokens: Some(max_tokens), end_ids: &[] };
-    let mut sequence = engine.sequence().expect("a sequence");
-    engine.generate(&mut sequence, &task, &mut sampler, |_| Flow::Continue).expect("an answer").ids
 }
 
 fn seeded(seed: u64) -> SamplingParams {
@@ -145,8 +75,12 @@ fn answers_together_are_the_answers_alone() {
         let answers: Vec<_> =
             prompts.iter().enumerate().map(|(i, p)| ask(&scheduler, p, 20 + i, settings(i))).collect();
         for (i, (prompt, answer)) in prompts.iter().zip(answers).enumerate() {
-            let heard = answer.wait();
-            assert_eq!(heard.ids, alone(&single, prompt, 20 + i, settings(i)), "{name}, prompt {i}");
+            let heard = wait(&answer);
+            assert_eq!(
+                heard.ids,
+                step_by_step(single.model(), prompt, 20 + i, settings(i)),
+                "{name}, prompt {i}"
+            );
             assert_eq!(heard.finish, Finish::Length);
         }
         scheduler.finish();
@@ -162,16 +96,16 @@ fn guesses_change_nothing_and_save_steps() {
         // A greedy model of random weights soon repeats itself.
         for sampling in [SamplingParams::greedy(), seeded(7)] {
             let prompt = [5, 6, 7, 8, 9, 10].repeat(6);
-            let expected = alone(&single, &prompt, 150, sampling.clone());
+            let expected = step_by_step(single.model(), &prompt, 150, sampling.clone());
             let mut steps = [0; 2];
             for speculate in [false, true] {
                 let options = SchedulerOptions { speculate, ..SchedulerOptions::default() };
                 let scheduler = Scheduler::start(engine(name, &exact()), options).expect("a thread");
-                assert_eq!(ask(&scheduler, &prompt, 150, sampling.clone()).wait().ids, expected, "{name}");
+                assert_eq!(wait(&ask(&scheduler, &prompt, 150, sampling.clone())).ids, expected, "{name}");
                 scheduler.finish();
                 let stats = scheduler.stats();
                 assert_eq!(stats.tokens, 150);
-                assert!(stats.guessed_right <= stats.guessed);
+                assert!(stats.accepted <= stats.drafted);
                 steps[usize::from(speculate)] = stats.steps;
             }
             println!("{name}: {steps:?} steps for 150 tokens");
@@ -260,18 +194,18 @@ fn a_drafting_head_saves_steps_when_it_is_right_and_changes_nothing_when_it_is_w
                 let options = SchedulerOptions { speculate, ..SchedulerOptions::default() };
                 let engine = engine_of(&checkpoint, &exact());
                 let scheduler = Scheduler::start(engine, options).expect("a thread");
-                let heard = ask(&scheduler, &[90, 3, 77, 5], 60, SamplingParams::greedy()).wait();
+                let heard = wait(&ask(&scheduler, &[90, 3, 77, 5], 60, SamplingParams::greedy()));
                 assert_eq!(heard.ids, (6..66).collect::<Vec<_>>(), "{name}, {head:?}");
                 scheduler.finish();
                 scheduler.stats()
             };
             let stats = run(true);
-            println!("{name}, {head:?}: {} of {} right", stats.guessed_right, stats.guessed);
-            assert!(stats.guessed > 0, "{name}, {head:?}");
-            let right = if head == Head::Wrong { 0 } else { stats.guessed };
-            assert_eq!(stats.guessed_right, right, "{name}, {head:?}");
+            println!("{name}, {head:?}: {} of {} right", stats.accepted, stats.drafted);
+            assert!(stats.drafted > 0, "{name}, {head:?}");
+            let right = if head == Head::Wrong { 0 } else { stats.drafted };
+            assert_eq!(stats.accepted, right, "{name}, {head:?}");
             let plain = run(false);
-            assert_eq!((plain.guessed, plain.steps), (0, stats.steps + right), "{name}, {head:?}");
+            assert_eq!((plain.drafted, plain.steps), (0, stats.steps + right), "{name}, {head:?}");
         }
     }
 }
@@ -287,12 +221,12 @@ fn a_drafting_head_tells_answers_apart() {
         let answers = asked.map(|(first, n)| ask(&scheduler, &[9, 4, first], n, SamplingParams::greedy()));
         for ((first, n), answer) in asked.into_iter().zip(answers) {
             let expected: Vec<u32> = (first + 1..=first + n as u32).collect();
-            assert_eq!(answer.wait().ids, expected, "{name}");
+            assert_eq!(wait(&answer).ids, expected, "{name}");
         }
         scheduler.finish();
         let stats = scheduler.stats();
-        println!("{name}: {} of {} right", stats.guessed_right, stats.guessed);
-        assert!(stats.guessed > 0 && stats.guessed_right == stats.guessed, "{name}: {stats:?}");
+        println!("{name}: {} of {} right", stats.accepted, stats.drafted);
+        assert!(stats.drafted > 0 && stats.accepted == stats.drafted, "{name}: {stats:?}");
     }
 }
 
@@ -316,8 +250,8 @@ fn a_drafting_head_goes_on_with_its_sequence() {
                 let answers: Vec<_> =
                     prompts.iter().enumerate().map(|(i, p)| ask(&scheduler, p, 30, settings(i))).collect();
                 for (i, answer) in answers.into_iter().enumerate() {
-                    let heard = answer.wait();
-                    let expected = alone(&single, &prompts[i], 30, settings(i));
+                    let heard = wait(&answer);
+                    let expected = step_by_step(single.model(), &prompts[i], 30, settings(i));
                     assert_eq!(heard.ids, expected, "{name}, run {run}, turn {turn}, prompt {i}");
                     prompts[i].extend(&heard.ids);
                     prompts[i].extend([i as u32, 70 + 9 * turn]);
@@ -328,8 +262,8 @@ fn a_drafting_head_goes_on_with_its_sequence() {
             }
             scheduler.finish();
             let stats = scheduler.stats();
-            println!("{name}: {} of {} right", stats.guessed_right, stats.guessed);
-            assert!(stats.guessed_right > 0 && stats.reused_tokens > 0, "{name}, run {run}: {stats:?}");
+            println!("{name}: {} of {} right", stats.accepted, stats.drafted);
+            assert!(stats.accepted > 0 && stats.reused_tokens > 0, "{name}, run {run}: {stats:?}");
         }
     }
 }
@@ -341,18 +275,18 @@ fn a_second_turn_computes_only_what_is_new() {
         let scheduler =
             Scheduler::start(engine(name, &exact()), SchedulerOptions::default()).expect("a thread");
         let first: Vec<u32> = (0..90).map(|i| i * 7 % 61).collect();
-        let answer = ask(&scheduler, &first, 12, SamplingParams::greedy()).wait();
+        let answer = wait(&ask(&scheduler, &first, 12, SamplingParams::greedy()));
         assert_eq!(answer.reused, 0);
         // The whole first turn, answer included.
         let second = [&first[..], &answer.ids, &[1, 2, 3, 4, 5]].concat();
-        let heard = ask(&scheduler, &second, 10, SamplingParams::greedy()).wait();
+        let heard = wait(&ask(&scheduler, &second, 10, SamplingParams::greedy()));
         assert!(heard.reused >= first.len() + answer.ids.len() - 1, "{name}: {}", heard.reused);
-        assert_eq!(heard.ids, alone(&single, &second, 10, SamplingParams::greedy()), "{name}");
+        assert_eq!(heard.ids, step_by_step(single.model(), &second, 10, SamplingParams::greedy()), "{name}");
         // The same beginning up to where the first answer began, and another end.
         let other = [&first[..first.len() - 3], &[9, 9, 9, 9]].concat();
-        let heard = ask(&scheduler, &other, 10, SamplingParams::greedy()).wait();
+        let heard = wait(&ask(&scheduler, &other, 10, SamplingParams::greedy()));
         assert!(heard.reused >= first.len() - 3, "{name}: {}", heard.reused);
-        assert_eq!(heard.ids, alone(&single, &other, 10, SamplingParams::greedy()), "{name}");
+        assert_eq!(heard.ids, step_by_step(single.model(), &other, 10, SamplingParams::greedy()), "{name}");
         scheduler.finish();
     }
 }
@@ -364,12 +298,12 @@ fn a_shared_beginning_is_copied_and_a_longer_chat_kept() {
     let scheduler = Scheduler::start(engine(name, &exact()), SchedulerOptions::default()).expect("a thread");
     let system: Vec<u32> = (0..40).map(|i| i * 11 % 61).collect();
     let long = [&system[..], &(0..400).map(|i| i * 13 % 59).collect::<Vec<u32>>()].concat();
-    ask(&scheduler, &long, 4, SamplingParams::greedy()).wait();
+    wait(&ask(&scheduler, &long, 4, SamplingParams::greedy()));
     let short = [&system[..], &[60, 60, 60]].concat();
-    let heard = ask(&scheduler, &short, 8, SamplingParams::greedy()).wait();
+    let heard = wait(&ask(&scheduler, &short, 8, SamplingParams::greedy()));
     assert_eq!(heard.reused, system.len());
-    assert_eq!(heard.ids, alone(&single, &short, 8, SamplingParams::greedy()));
-    let heard = ask(&scheduler, &[&long[..], &[1]].concat(), 1, SamplingParams::greedy()).wait();
+    assert_eq!(heard.ids, step_by_step(single.model(), &short, 8, SamplingParams::greedy()));
+    let heard = wait(&ask(&scheduler, &[&long[..], &[1]].concat(), 1, SamplingParams::greedy()));
     assert!(heard.reused >= long.len(), "{}", heard.reused);
     scheduler.finish();
 }
@@ -379,7 +313,7 @@ fn memory_for_two_serves_many_one_after_the_other() {
     for name in FIXTURES {
         let single = engine(name, &exact());
         // For two while they are short, with the margin that each is granted.
-        let memory = single.state_bytes(325) * 2;
+        let memory = 2 * (single.state_bytes(325) + 2 * single.snapshot_bytes());
         let options = EngineOptions { cache_memory: Some(memory), context: Some(400), ..exact() };
         let scheduler =
             Scheduler::start(engine(name, &options), SchedulerOptions::default()).expect("a thread");
@@ -388,11 +322,15 @@ fn memory_for_two_serves_many_one_after_the_other() {
         let answers: Vec<_> =
             prompts.iter().map(|p| ask(&scheduler, p, 120, SamplingParams::greedy())).collect();
         for (prompt, answer) in prompts.iter().zip(answers) {
-            assert_eq!(answer.wait().ids, alone(&single, prompt, 120, SamplingParams::greedy()), "{name}");
+            assert_eq!(
+                wait(&answer).ids,
+                step_by_step(single.model(), prompt, 120, SamplingParams::greedy()),
+                "{name}"
+            );
         }
         scheduler.finish();
         let windowed = name.starts_with("gemma");
-        assert!(windowed || scheduler.stats().set_aside > 0, "{name}");
+        assert!(windowed || scheduler.stats().preempted > 0, "{name}");
     }
 }
 
@@ -401,13 +339,13 @@ fn who_goes_away_stops_costing_and_who_comes_too_late_hears_so() {
     let options = SchedulerOptions { slots: 1, queue: 1, ..SchedulerOptions::default() };
     let scheduler = Scheduler::start(engine("qwen3_5_moe-4bit", &exact()), options).expect("a thread");
     let endless = ask(&scheduler, &[1, 2, 3], 1_000_000, seeded(1));
-    let Update::Started { .. } = endless.updates.recv().expect("a start") else { panic!("no start") };
+    while !matches!(endless.wait().expect("a start"), Update::Started { .. }) {}
     let (queued, queued_answer) = job(&[1], 3, SamplingParams::greedy());
     scheduler.submit(queued).expect("one may wait");
     let (refused, _) = job(&[1], 3, SamplingParams::greedy());
     assert!(matches!(scheduler.submit(refused), Err(Refused::Busy { waiting: 1, .. })));
-    endless.gone.store(true, Ordering::Relaxed);
-    assert_eq!(queued_answer.wait().ids.len(), 3);
+    endless.cancel();
+    assert_eq!(wait(&queued_answer).ids.len(), 3);
     scheduler.finish();
     assert_eq!(scheduler.stats().cancelled, 1);
     let (late, _) = job(&[1], 3, SamplingParams::greedy());
@@ -437,9 +375,9 @@ fn steps_recorded_ahead_change_nothing() {
         let scheduler = Scheduler::start(open(), options).expect("a thread");
         let prompts = [30, 17].map(|n| (0..n).map(|i| i * i * 7 % 61).collect::<Vec<u32>>());
         let [first, second] = &prompts;
-        let answer = alone(&single, first, 60, sampling(5));
-        let hear = |answer: &Answer, count: usize| -> Vec<u32> {
-            let updates = answer.updates.iter().filter_map(|update| match update {
+        let answer = step_by_step(single.model(), first, 60, sampling(5));
+        let hear = |answer: &Updates, count: usize| -> Vec<u32> {
+            let updates = std::iter::from_fn(|| answer.wait()).filter_map(|update| match update {
                 Update::Token(token) => Some(token.id),
                 _ => None,
             });
@@ -450,18 +388,22 @@ fn steps_recorded_ahead_change_nothing() {
         let asked = ask(&scheduler, first, 60, sampling(5));
         assert_eq!(hear(&asked, 8), answer[..8], "{name}");
         let other = ask(&scheduler, second, 1_000_000, sampling(6));
-        assert_eq!(hear(&other, 12), alone(&single, second, 12, sampling(6)), "{name}");
-        other.gone.store(true, Ordering::Relaxed);
-        assert_eq!(asked.wait().ids, answer[8..], "{name}");
+        assert_eq!(hear(&other, 12), step_by_step(single.model(), second, 12, sampling(6)), "{name}");
+        other.cancel();
+        assert_eq!(wait(&asked).ids, answer[8..], "{name}");
 
         // Left alone: what it has seen serves the next prompt, whatever that shares with it.
         let asked = ask(&scheduler, second, 1_000_000, sampling(6));
         let heard = hear(&asked, 12);
-        asked.gone.store(true, Ordering::Relaxed);
+        asked.cancel();
         for more in [&heard[..], &heard[..7], &[60, 60]] {
             let prompt = [&second[..], more, &[3, 1]].concat();
-            let heard = ask(&scheduler, &prompt, 10, SamplingParams::greedy()).wait();
-            assert_eq!(heard.ids, alone(&single, &prompt, 10, SamplingParams::greedy()), "{name}");
+            let heard = wait(&ask(&scheduler, &prompt, 10, SamplingParams::greedy()));
+            assert_eq!(
+                heard.ids,
+                step_by_step(single.model(), &prompt, 10, SamplingParams::greedy()),
+                "{name}"
+            );
         }
 
         // An end that has not been there before.
@@ -470,11 +412,11 @@ fn steps_recorded_ahead_change_nothing() {
         ending.end_ids = vec![0, answer[end]];
         let end = end.min(answer.iter().position(|id| *id == 0).unwrap_or(end));
         scheduler.submit(ending).expect("room for a job");
-        let heard = asked.wait();
+        let heard = wait(&asked);
         assert_eq!((&heard.ids[..], heard.finish), (&answer[..end], Finish::End), "{name}");
         let next = [&first[..], &answer[..=end], &[7, 8, 9]].concat();
-        let heard = ask(&scheduler, &next, 10, SamplingParams::greedy()).wait();
-        assert_eq!(heard.ids, alone(&single, &next, 10, SamplingParams::greedy()), "{name}");
+        let heard = wait(&ask(&scheduler, &next, 10, SamplingParams::greedy()));
+        assert_eq!(heard.ids, step_by_step(single.model(), &next, 10, SamplingParams::greedy()), "{name}");
         // What ended it has been seen too, unless there was something to guess: then it may be taken back to where the last step began. How much is guessed depends
         // on how long steps take.
         let seen = first.len() + end;
@@ -489,13 +431,17 @@ fn steps_recorded_ahead_change_nothing() {
             let (mut remembered, asked) = job(prompt, 12, sampling(7));
             remembered.stable = prompt.len() + 4;
             scheduler.submit(remembered).expect("room for a job");
-            answer = asked.wait().ids;
-            assert_eq!(answer, alone(&single, prompt, 12, sampling(7)), "{name}");
+            answer = wait(&asked).ids;
+            assert_eq!(answer, step_by_step(single.model(), prompt, 12, sampling(7)), "{name}");
         }
         for more in [[(answer[0] + 1) % 61, 60], [answer[0], (answer[1] + 1) % 61]] {
             let prompt = [&third[..], &more].concat();
-            let heard = ask(&scheduler, &prompt, 10, SamplingParams::greedy()).wait();
-            assert_eq!(heard.ids, alone(&single, &prompt, 10, SamplingParams::greedy()), "{name}");
+            let heard = wait(&ask(&scheduler, &prompt, 10, SamplingParams::greedy()));
+            assert_eq!(
+                heard.ids,
+                step_by_step(single.model(), &prompt, 10, SamplingParams::greedy()),
+                "{name}"
+            );
             assert!(heard.reused >= third.len(), "{name}: {}", heard.reused);
         }
         scheduler.finish();
@@ -520,9 +466,9 @@ fn jobs_that_cannot_be_done_are_refused() {
     let (hot, _) = job(&[1], 3, SamplingParams { temperature: f32::NAN, ..SamplingParams::default() });
     assert!(matches!(scheduler.submit(hot), Err(Refused::Invalid(_))));
     // A full context is an end like others.
-    let heard = ask(&scheduler, &[1; 45], 1000, SamplingParams::greedy()).wait();
+    let heard = wait(&ask(&scheduler, &[1; 45], 1000, SamplingParams::greedy()));
     assert_eq!((heard.ids.len(), heard.finish), (6, Finish::Context));
-    assert!(ask(&scheduler, &[1; 45], 0, SamplingParams::greedy()).wait().ids.is_empty());
+    assert!(wait(&ask(&scheduler, &[1; 45], 0, SamplingParams::greedy())).ids.is_empty());
     scheduler.finish();
 }
 
@@ -535,13 +481,13 @@ fn a_restart_goes_on_where_the_last_run_ended() {
     for name in FIXTURES {
         let single = engine(name, &exact());
         let scheduler = Scheduler::start(engine(name, &exact()), options.clone()).expect("a thread");
-        let answer = ask(&scheduler, &prompt, 6, SamplingParams::greedy()).wait();
+        let answer = wait(&ask(&scheduler, &prompt, 6, SamplingParams::greedy()));
         scheduler.finish();
         let scheduler = Scheduler::start(engine(name, &exact()), options.clone()).expect("a thread");
         let second = [&prompt[..], &answer.ids, &[1, 2]].concat();
-        let heard = ask(&scheduler, &second, 6, SamplingParams::greedy()).wait();
+        let heard = wait(&ask(&scheduler, &second, 6, SamplingParams::greedy()));
         assert!(heard.reused >= prompt.len(), "{name}: {}", heard.reused);
-        assert_eq!(heard.ids, alone(&single, &second, 6, SamplingParams::greedy()), "{name}");
+        assert_eq!(heard.ids, step_by_step(single.model(), &second, 6, SamplingParams::greedy()), "{name}");
         scheduler.finish();
     }
 }
@@ -562,16 +508,133 @@ fn the_folder_of_states_keeps_the_latest_and_not_too_many() {
     let prompt = |run: u32| (0..30).map(|i| (i * 7 + run * 13 + 1) % 61).collect::<Vec<_>>();
     for run in 0..8 {
         let scheduler = Scheduler::start(engine(name, &exact()), options.clone()).expect("a thread");
-        ask(&scheduler, &prompt(run), 4, SamplingParams::greedy()).wait();
+        wait(&ask(&scheduler, &prompt(run), 4, SamplingParams::greedy()));
         scheduler.finish();
     }
     let files = std::fs::read_dir(folder.path()).expect("a folder").count();
     assert!(other.exists() && (2..=6).contains(&files), "{files} files");
     let scheduler = Scheduler::start(engine(name, &exact()), options).expect("a thread");
-    let again = ask(&scheduler, &prompt(7), 4, SamplingParams::greedy()).wait();
+    let again = wait(&ask(&scheduler, &prompt(7), 4, SamplingParams::greedy()));
     scheduler.finish();
     // The very same prompt needs its last token again, which a recurrent state cannot take back.
     assert_eq!(again.ids.len(), 4);
+}
+
+/// Everything that a loop does in its steps.
+#[derive(Clone, Default)]
+struct Steps(Arc<Mutex<Vec<StepEvent>>>);
+
+impl Steps {
+    fn trace(&self) -> Trace {
+        let events = self.0.clone();
+        Trace::to(move |event| events.lock().expect("the events").push(event))
+    }
+
+    fn take(&self) -> Vec<StepEvent> {
+        std::mem::take(&mut self.0.lock().expect("the events"))
+    }
+}
+
+/// Runs so many requests over a traced loop; every step must be planned, submitted, collected and
+/// committed once, in this order, with at most `depth` steps under way.
+fn trace_steps<B: Backend>(engine: Engine<B>, depth: usize, speculate: bool) {
+    let steps = Steps::default();
+    let options = SchedulerOptions { speculate, trace: steps.trace(), ..SchedulerOptions::default() };
+    let mut requests = Loop::new(engine, options);
+    for (count, sampling) in [1, 5].into_iter().flat_map(|n| [(n, SamplingParams::greedy()), (n, seeded(3))])
+    {
+        requests.clear();
+        let first = requests.stats().steps;
+        let mut answers = Vec::new();
+        for i in 0..count {
+            let prompt: Vec<u32> = (0..40 + i).map(|j| (i * 31 + j * 7) % 61).collect();
+            let (job, updates) = job(&prompt, 12, sampling.clone());
+            requests.push(job).expect("a job");
+            answers.push(updates);
+        }
+        requests.run_until_idle();
+        let stats = requests.stats();
+        let (mut phases, mut under_way, mut most) = (HashMap::<u64, Vec<Phase>>::new(), 0, 0);
+        for event in steps.take() {
+            phases.entry(event.step).or_default().push(event.phase);
+            match event.phase {
+                Phase::Submit => under_way += 1,
+                Phase::Collect => under_way -= 1,
+                Phase::Plan | Phase::Commit => assert!(event.sequences > 0 && event.tokens > 0, "{event}"),
+            }
+            most = under_way.max(most);
+        }
+        let all = [Phase::Plan, Phase::Submit, Phase::Collect, Phase::Commit];
+        for step in first + 1..=stats.steps {
+            assert_eq!(phases.remove(&step).as_deref(), Some(&all[..]), "step {step}");
+        }
+        assert!(phases.is_empty(), "{phases:?}");
+        assert_eq!(most, if count == 1 { depth } else { 1 }, "{count} requests");
+        answers.iter().for_each(|answer| assert_eq!(wait(answer).ids.len(), 12));
+    }
+}
+
+#[test]
+fn every_step_is_planned_submitted_collected_and_committed_once() {
+    for name in ["qwen3_moe-bf16", "qwen3_5_moe-mtp-bf16"] {
+        for speculate in [false, true] {
+            trace_steps(engine(name, &exact()), 1, speculate);
+        }
+    }
+    let options = gpu::Options { adapter: gpu::Choice::Any, ..Default::default() };
+    let Ok(gpu) = Gpu::new(&options).inspect_err(|error| println!("skipped: {error}")) else { return };
+    let checkpoint = Fixture::open(&fixtures_folder().join("qwen3_moe-bf16")).checkpoint;
+    let model = Model::load(&checkpoint, gpu).expect("a model");
+    trace_steps(Engine::new(model, &exact()).expect("an engine"), 2, false);
+}
+
+/// Snapshots are memory too: those that a prompt leaves to return to, and those before draft tokens.
+#[test]
+fn snapshots_count_as_memory() {
+    let name = "qwen3_5_moe-4bit";
+    let single = engine(name, &exact());
+    // Prompts of 20 tokens with the margin that each is granted, and a snapshot of each kind.
+    let both = 2 * (single.state_bytes(300) + 2 * single.snapshot_bytes());
+    for (memory, expected) in [(both, 2), (both - 1, 1)] {
+        let steps = Steps::default();
+        let options = SchedulerOptions { trace: steps.trace(), ..SchedulerOptions::default() };
+        let engine_options = EngineOptions { cache_memory: Some(memory), context: Some(400), ..exact() };
+        let mut requests = Loop::new(engine(name, &engine_options), options);
+        let mut answers = Vec::new();
+        for first in [1, 2] {
+            let prompt: Vec<u32> = (0..20).map(|i| (first + i * 3) % 60).collect();
+            let (job, updates) = job(&prompt, 5, SamplingParams::greedy());
+            requests.push(job).expect("a job");
+            answers.push(updates);
+        }
+        requests.run_until_idle();
+        let most = steps.take().iter().map(|event| event.sequences).max();
+        assert_eq!(most, Some(expected), "{memory} bytes");
+        assert_eq!(requests.stats().preempted, 0);
+        answers.iter().for_each(|answer| assert_eq!(wait(answer).ids.len(), 5));
+    }
+}
+
+#[test]
+fn a_loop_of_one_keeps_one_sequence_and_returns_in_it() {
+    let name = "qwen3_moe-bf16";
+    let single = engine(name, &exact());
+    let options =
+        SchedulerOptions { slots: 1, prefixes: 1, prefix_memory: u64::MAX, ..SchedulerOptions::default() };
+    // Memory for one sequence: what is kept is what the next prompt goes on with.
+    let memory = single.state_bytes(800);
+    let engine_options = EngineOptions { cache_memory: Some(memory), context: Some(800), ..exact() };
+    let mut requests = Loop::new(engine(name, &engine_options), options);
+    let long: Vec<u32> = (0..700).map(|i| i * 13 % 59).collect();
+    assert_eq!(run(&mut requests, job(&long, 4, SamplingParams::greedy())).reused, 0);
+    for shared in [690, 100] {
+        let prompt = [&long[..shared], &[60, 60]].concat();
+        let heard = run(&mut requests, job(&prompt, 4, SamplingParams::greedy()));
+        assert_eq!(heard.reused, shared);
+        let expected = step_by_step(single.model(), &prompt, 4, SamplingParams::greedy());
+        assert_eq!(heard.ids, expected);
+        assert!(requests.stats().prefix_bytes <= memory);
+    }
 }
 
 /// `cargo test --release -p pleiad-conformance --test schedule throughput -- --ignored --nocapture`: tokens per second of the
@@ -594,7 +657,7 @@ fn throughput() {
             (0..clients).map(|i| (0..32).map(|j| (i * 97 + j * 31) % 4000).collect()).collect();
         let begun = std::time::Instant::now();
         let answers: Vec<_> = prompts.iter().map(|p| ask(&scheduler, p, 200, seeded(1))).collect();
-        let tokens: usize = answers.iter().map(|answer| answer.wait().ids.len()).sum();
+        let tokens: usize = answers.iter().map(|answer| wait(answer).ids.len()).sum();
         println!("{clients} at once: {:.0} tokens/s", tokens as f64 / begun.elapsed().as_secs_f64());
         scheduler.finish();
     }

@@ -1,8 +1,8 @@
 //! The engine: from messages to tokens, from logits to text.
 //!
-//! `tokenizer` and `template` turn a conversation into token ids; `engine` runs a model over a `sequence` of them, in
-//! chunks and then token by token, `sampling` choosing each next id; `stop` and the tokenizer's stream turn ids back into
-//! text as they arrive. `state_file` keeps a sequence on disk.
+//! `tokenizer` and `template` turn a conversation into token ids; `schedule` runs a model over sequences
+//! of them in a loop of steps, `sampling` choosing each next id; `stop` and the tokenizer's stream turn
+//! ids back into text as they arrive. `state_file` keeps a sequence on disk.
 
 mod constraint;
 mod dialect;
@@ -19,13 +19,14 @@ mod tokenizer;
 
 pub use constraint::{Constraint, Grammar, Grammars};
 pub use dialect::{Dialect, Piece, Reader, ToolChoice};
-pub use engine::{
-    Caches, DEFAULT_CHUNK, DEFAULT_CONTEXT, Engine, EngineOptions, Event, Finish, Flow, Generated, Task,
-};
+pub use engine::{Caches, DEFAULT_CHUNK, DEFAULT_CONTEXT, Engine, EngineOptions};
 pub use error::{Error, bytes};
 pub use sampling::{Sampled, Sampler, SamplingParams, top_logprobs};
-pub use schedule::{Job, Listener, Refused, Scheduler, SchedulerOptions, Stats, Timing, TokenUpdate, Update};
-pub use sequence::{Sequence, common_prefix};
+pub use schedule::{
+    Finish, Job, Listener, Loop, Phase, Refused, Scheduler, SchedulerOptions, Stats, StepEvent, Timing,
+    TokenUpdate, Trace, Update, Updates,
+};
+pub use sequence::common_prefix;
 pub use stop::{StopOutcome, StopScanner};
 pub use template::{ChatTemplate, TemplateInput};
 pub use tokenizer::{ChatPrompt, GenerationDefaults, TokenStream, Tokenizer};

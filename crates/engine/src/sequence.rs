@@ -1,4 +1,4 @@
-//! A sequence: the tokens a model has seen, what it remembers of them, and how to get from there to another prompt.
+//! A sequence: the tokens a model has seen, what it keeps of them, and the ways back to an earlier place.
 
 use backend::Backend;
 use models::{RecurrentSnapshot, State};
@@ -6,20 +6,21 @@ use models::{RecurrentSnapshot, State};
 use crate::draft_state::DraftState;
 use crate::{Engine, Error};
 
-/// Snapshots kept per sequence. Each is as large as the recurrent part of the state (tens of megabytes for a large
-/// model); two serve the next turn of a chat and a change to the last one.
-const SNAPSHOTS: usize = 2;
+/// Snapshots kept per sequence. Each is as large as the recurrent part of the state (tens of
+/// megabytes for a large model); two serve the next turn of a chat and a change to the last one.
+pub(crate) const SNAPSHOTS: usize = 2;
 
 /// One sequence of tokens and its state.
-pub struct Sequence<B: Backend> {
-    pub(crate) tokens: Vec<u32>,
-    pub(crate) state: State<B>,
-    /// Logits after the last token, when they were computed; they stay on the device until somebody reads them.
-    pub(crate) logits: Option<B::Tensor>,
+pub(crate) struct Sequence<B: Backend> {
+    /// Tokens the state has seen.
+    pub tokens: Vec<u32>,
+    pub state: State<B>,
     /// Places to return to, oldest first; only for models with recurrent layers.
     snapshots: Vec<RecurrentSnapshot<B>>,
-    /// What a drafting head has seen of it, where one has followed.
-    pub(crate) draft: Option<DraftState<B>>,
+    /// The place before draft tokens that are being checked.
+    before_drafts: Option<RecurrentSnapshot<B>>,
+    /// The state of a drafting head, where one follows this sequence.
+    pub draft: Option<DraftState<B>>,
 }
 
 /// The number of tokens two sequences begin with in common.
@@ -28,39 +29,40 @@ pub fn common_prefix(a: &[u32], b: &[u32]) -> usize {
 }
 
 impl<B: Backend> Sequence<B> {
-    pub(crate) fn new(state: State<B>, tokens: Vec<u32>, logits: Option<B::Tensor>) -> Self {
-        Self { tokens, state, logits, snapshots: Vec::new(), draft: None }
-    }
-
-    /// The tokens seen.
-    pub fn tokens(&self) -> &[u32] {
-        &self.tokens
+    pub fn new(state: State<B>, tokens: Vec<u32>) -> Self {
+        Self { tokens, state, snapshots: Vec::new(), before_drafts: None, draft: None }
     }
 
     /// Tokens at the beginning of `prompt` that need not be computed if it continues this sequence.
-    pub(crate) fn reachable(&self, prompt: &[u32]) -> usize {
+    pub fn reachable(&self, prompt: &[u32]) -> usize {
         let common = common_prefix(&self.tokens, prompt);
         if common == self.tokens.len() || !self.state.is_recurrent() {
             return common;
         }
-        self.snapshots.iter().map(RecurrentSnapshot::len).filter(|len| *len <= common).max().unwrap_or(0)
+        let places = self.snapshots.iter().map(RecurrentSnapshot::len);
+        places.filter(|len| *len <= common).max().unwrap_or(0)
     }
 
-    /// Another sequence that has seen the first `len` tokens of this one, if `len` can be reached.
-    pub(crate) fn copy(&self, b: &B, len: usize) -> Result<Option<Self>, Error> {
+    /// Another sequence with the first `len` tokens of this one, if `len` can be reached.
+    pub fn copy(&self, b: &B, len: usize) -> Result<Option<Self>, Error> {
         let snapshot = self.snapshots.iter().find(|s| s.len() == len);
         let Some(state) = self.state.copy(b, len, snapshot)? else { return Ok(None) };
         let draft = self.draft.as_ref().map(|draft| draft.copy(b, len)).transpose()?.flatten();
-        Ok(Some(Self { draft, ..Self::new(state, self.tokens[..len].to_vec(), None) }))
+        Ok(Some(Self { draft, ..Self::new(state, self.tokens[..len].to_vec()) }))
     }
 
     /// Bytes of its state, snapshots included.
-    pub(crate) fn bytes(&self, engine: &Engine<B>) -> u64 {
-        engine.state_bytes(self.tokens.len()) + self.snapshots.len() as u64 * engine.state_bytes(0)
+    pub fn bytes(&self, engine: &Engine<B>) -> u64 {
+        engine.state_bytes(self.tokens.len()) + self.snapshots() as u64 * engine.snapshot_bytes()
+    }
+
+    /// Snapshots it holds to return to.
+    pub fn snapshots(&self) -> usize {
+        self.snapshots.len()
     }
 
     /// Remembers the present place, if the state could not return to it otherwise.
-    pub(crate) fn mark(&mut self, b: &B) -> Result<(), Error> {
+    pub fn mark(&mut self, b: &B) -> Result<(), Error> {
         let here = self.tokens.len();
         if !self.state.is_recurrent() || self.snapshots.last().is_some_and(|s| s.len() == here) {
             return Ok(());
@@ -72,9 +74,36 @@ impl<B: Backend> Sequence<B> {
         Ok(())
     }
 
-    /// Goes back to the latest place at or before `len` that can be reached, and returns where that is; `fresh` makes
-    /// an empty state for when it is the beginning.
-    pub(crate) fn rewind(
+    /// Remembers the place before draft tokens, if the state could not return to it otherwise.
+    pub fn begin_drafts(&mut self, b: &B) -> Result<(), Error> {
+        if self.state.is_recurrent() {
+            self.before_drafts = Some(self.state.snapshot(b)?);
+        }
+        Ok(())
+    }
+
+    /// Drops the last `rejected` draft tokens: a state that can be cut back keeps what comes before
+    /// them, a recurrent one returns to where the drafts began. Returns false, with the sequence
+    /// unusable, if that place is gone.
+    pub fn reject_drafts(&mut self, b: &B, rejected: usize) -> Result<bool, Error> {
+        let before = self.before_drafts.take();
+        if rejected == 0 {
+            return Ok(true);
+        }
+        let (reached, len) = match &before {
+            Some(snapshot) => (self.state.restore(b, snapshot)?, snapshot.len()),
+            None => {
+                let kept = self.tokens.len() - rejected;
+                (self.state.truncate(b, kept)?, kept)
+            }
+        };
+        self.tokens.truncate(len);
+        Ok(reached)
+    }
+
+    /// Returns to the latest place at or before `len` that can be reached; `fresh` makes an empty
+    /// state for when that is the beginning. The result is that place.
+    pub fn rewind(
         &mut self,
         b: &B,
         len: usize,
@@ -94,7 +123,6 @@ impl<B: Backend> Sequence<B> {
         if len == self.tokens.len() {
             return Ok(len);
         }
-        self.logits = None;
         self.snapshots.retain(|s| s.len() <= len);
         let reached = match self.snapshots.last() {
             Some(snapshot) if self.state.restore(b, snapshot)? => snapshot.len(),

@@ -1,4 +1,4 @@
-//! A sequence in a file: its tokens, its caches and recurrent states, and the logits of its last token.
+//! A sequence in a file: its tokens, its caches and recurrent states.
 //!
 //! The file is an ordinary safetensors file. `header` holds a line of JSON: what wrote it, for which model, how many
 //! tokens. Each attention layer has `layers.N.keys` and `layers.N.values` `[tokens, heads, width]`, or, of a cache of codes, `[tokens,
@@ -123,7 +123,7 @@ impl File<'_> {
 
 impl<B: Backend> Engine<B> {
     /// Writes a sequence to a file; a file that was there is replaced whole.
-    pub fn save(&self, sequence: &Sequence<B>, path: &Path) -> Result<(), Error> {
+    pub(crate) fn save(&self, sequence: &Sequence<B>, path: &Path) -> Result<(), Error> {
         let image = sequence.state.image(self.model().backend())?;
         let first = image.layers.iter().map(|layer| match layer {
             LayerImage::Kv(kv) => kv.first,
@@ -141,10 +141,6 @@ impl<B: Backend> Engine<B> {
         parts.push("header".into(), Dtype::U8, vec![header.len()], header);
         let ids = sequence.tokens.iter().flat_map(|id| id.to_le_bytes()).collect();
         parts.push("tokens".into(), Dtype::U32, vec![sequence.tokens.len()], ids);
-        if let Some(logits) = &sequence.logits {
-            let logits = self.model().backend().read(logits)?;
-            parts.push("logits".into(), Dtype::F32, vec![logits.len()], floats(&logits));
-        }
         for (i, (shape, layer)) in
             self.model().layer_shapes(self.cache()).iter().zip(&image.layers).enumerate()
         {
@@ -191,21 +187,16 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Reads a sequence that was saved with the same model and the same kind of cache.
-    pub fn load(&self, path: &Path) -> Result<Sequence<B>, Error> {
+    pub(crate) fn load(&self, path: &Path) -> Result<Sequence<B>, Error> {
         let (file, header, tokens) = self.opened(path)?;
         let vocabulary = self.model().summary().vocabulary;
-        let logits = if file.tensors.contains_key("logits") { Some(file.floats("logits")?) } else { None };
-        if tokens.iter().any(|id| *id as usize >= vocabulary)
-            || logits.as_ref().is_some_and(|l| l.len() != vocabulary)
-        {
-            return Err(file.unfit("its tokens or logits are of another vocabulary"));
+        if tokens.iter().any(|id| *id as usize >= vocabulary) {
+            return Err(file.unfit("its tokens are of another vocabulary"));
         }
         let shapes = self.model().layer_shapes(self.cache());
         let layers = shapes.iter().enumerate().map(|(i, shape)| file.layer(i, shape, &header));
         let image = StateImage { len: header.tokens, layers: layers.collect::<Result<_, Error>>()? };
         let state = self.model().state_from(&image, self.cache())?;
-        let upload = |logits: Vec<f32>| self.model().backend().upload(1, vocabulary, &logits);
-        let logits = logits.map(upload).transpose()?;
-        Ok(Sequence::new(state, tokens, logits))
+        Ok(Sequence::new(state, tokens))
     }
 }

@@ -3,6 +3,8 @@
 mod bench;
 mod commands;
 mod error;
+mod form;
+mod generate;
 mod gpus;
 mod hub;
 mod machine;
@@ -11,6 +13,7 @@ mod options;
 mod plan;
 mod progress;
 mod quantize;
+mod sampling;
 mod source;
 mod streamed;
 mod synth;

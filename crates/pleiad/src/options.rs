@@ -3,7 +3,7 @@
 use backend::CacheFloat;
 use clap::{Args, ValueEnum};
 use cpu::Set;
-use engine::DEFAULT_CHUNK;
+use engine::{DEFAULT_CHUNK, SchedulerOptions, Trace};
 
 use crate::error::Error;
 use crate::machine::{AnyEngine, wait_for_weights, with_engine};
@@ -95,6 +95,11 @@ pub struct MachineArgs {
     #[arg(long, value_name = "N", default_value_t = DEFAULT_CHUNK, value_parser = parse_count, help_heading = "Machine")]
     pub chunk: usize,
 
+    /// Tell on the standard error stream what every step plans, submits, collects and commits, and how long
+    /// each takes
+    #[arg(long, hide_short_help = true, help_heading = "Machine")]
+    pub trace_steps: bool,
+
     /// Whether a drafting head is of use, if the model has one.
     #[arg(skip)]
     pub drafting: bool,
@@ -146,6 +151,24 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
 }
 
 impl MachineArgs {
+    /// Who hears of the parts of every step.
+    pub fn trace(&self) -> Trace {
+        if self.trace_steps { Trace::stderr() } else { Trace::default() }
+    }
+
+    /// Settings of a loop for one request after the other, each of which goes on with the sequence of the
+    /// one before as far as they are the same.
+    pub fn alone(&self, speculate: bool) -> SchedulerOptions {
+        SchedulerOptions {
+            slots: 1,
+            prefixes: 1,
+            prefix_memory: u64::MAX,
+            speculate,
+            trace: self.trace(),
+            ..SchedulerOptions::default()
+        }
+    }
+
     /// The float of key-value caches. Exact numerics are exact in the caches too, unless asked otherwise.
     pub fn cache_float(&self) -> CacheFloat {
         match self.cache {

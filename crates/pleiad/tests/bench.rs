@@ -56,6 +56,7 @@ fn one_object_says_everything() {
     let told: Value = serde_json::from_str(&told).unwrap();
     assert_eq!(told["engine"], concat!("pleiad ", env!("CARGO_PKG_VERSION")));
     assert_eq!(told["model"], "the model in the box");
+    assert_eq!(told["sampling"]["temperature"], 0.0);
     assert_eq!((&told["threads"], &told["profile"]), (&json!(1), &json!([])));
     assert!(told["backend"].as_str().unwrap().contains("CPU") && told["numerics"].is_string(), "{told}");
     for (what, tokens) in [("prefill", 16), ("decode", 4)] {
@@ -126,6 +127,17 @@ fn a_table_and_a_picture() {
     assert_eq!(tags.iter().filter(|tag| *tag == "circle").count(), 2 * 3 * 2 + 2);
     assert!(!drawn.contains("NaN") && !drawn.contains("inf"), "{drawn}");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing but the picture is left");
+}
+
+#[test]
+fn sampled_decoding_is_measured_too() {
+    let model = fixture("qwen3-2bit");
+    let args = [model.to_str().unwrap(), "--temperature", "0.5", "--top-k", "20", "--answers", "2", "--json"];
+    let told: Value = serde_json::from_str(&done(&[&SHORT[..], &args].concat())).unwrap();
+    assert_eq!((&told["sampling"]["temperature"], &told["sampling"]["top_k"]), (&json!(0.5), &json!(20)));
+    positive(&told["decode"]["best"]);
+    positive(&told["answers"][0]["best"]);
+    refused(&[model.to_str().unwrap(), "--temperature", "-1"], &["temperature"]);
 }
 
 #[test]

@@ -271,6 +271,102 @@ fn prompts_come_from_pipes_too() {
 }
 
 #[test]
+fn answers_have_the_form_that_is_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("tiny");
+    answer(&["synth", "tiny", path(&model)]);
+    let ask = |more: &[&str]| answer(&[&["run", path(&model), "Hello", "--greedy"], more].concat());
+    let digits = ask(&["--regex", "[0-9]{5}"]);
+    assert!(digits.trim().len() == 5 && digits.trim().bytes().all(|b| b.is_ascii_digit()), "{digits}");
+    let grammar = "start: \"yes\" | \"no\" \"t\"";
+    let said = ask(&["--grammar", grammar, "--raw"]);
+    assert!(["yes\n", "not\n"].contains(&said.as_str()), "{said}");
+    let schema = r#"{"type": "object", "additionalProperties": false, "required": ["n"],
+        "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}}}"#;
+    let said = ask(&["--json-schema", schema]);
+    let object: Value = serde_json::from_str(&said).unwrap();
+    assert!((0..10).contains(&object["n"].as_i64().unwrap()), "{said}");
+    // The same from files.
+    for (name, flag, text, expected) in [
+        ("schema.json", "-j", schema, said),
+        ("grammar.lark", "--grammar", grammar, ask(&["--grammar", grammar])),
+    ] {
+        let file = folder.path().join(name);
+        fs::write(&file, text).unwrap();
+        assert_eq!(ask(&[flag, path(&file)]), expected, "{name}");
+    }
+
+    let model = path(&model);
+    let bad = |flags: &[&str], words: &[&str]| {
+        let error = refused(&[&["run", model, "Hello"], flags].concat(), words);
+        assert!(error.lines().count() <= 8, "{error}");
+    };
+    bad(&["--json-schema", "{"], &["--json-schema", "no such file", "as JSON", "column"]);
+    bad(&["--json-schema", "no/such.json"], &["no/such.json", "no such file"]);
+    fs::write(folder.path().join("broken.json"), "{\"type\": }").unwrap();
+    bad(&["-j", path(&folder.path().join("broken.json"))], &["broken.json is not JSON", "column 10"]);
+    bad(&["--json-schema", "3"], &["JSON schema", "a schema is an object"]);
+    bad(&["--json-schema", "{\"type\": \"strin\"}"], &["JSON schema", "strin"]);
+    bad(&["--regex", "(a"], &["regular expression"]);
+    bad(&["--grammar", "start: nothing"], &["grammar", "nothing"]);
+    bad(&["--regex", "a", "--grammar", "start: \"a\""], &["--regex", "--grammar", "cannot be used"]);
+    bad(&["--logprobs", "many"], &["--logprobs", "many"]);
+    refused(&["run", model, "--ids", "1", "--regex", "a"], &["--ids", "--regex", "cannot be used"]);
+}
+
+#[test]
+fn tokens_are_told_with_their_log_probabilities() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("tiny");
+    answer(&["synth", "tiny", path(&model)]);
+    let ask = |more: &[&str]| {
+        let args = ["run", path(&model), "Hello", "--max-tokens", "4", "--greedy"];
+        answer(&[&args[..], more].concat())
+    };
+    let (plain, told) = (ask(&[]), ask(&["--logprobs", "2"]));
+    let lines: Vec<&str> = told.strip_prefix(&plain).expect("the answer first").lines().collect();
+    assert_eq!(lines.len(), 4, "{told}");
+    for line in lines {
+        let (logprob, rest) = line.trim_start().split_once("  ").unwrap();
+        assert!(logprob.parse::<f64>().unwrap() < 0.0, "{line}");
+        // The most probable token comes first, and greedily it is the one.
+        let mut texts = serde_json::Deserializer::from_str(rest).into_iter::<Value>();
+        let told: Vec<Value> = texts.by_ref().map_while(Result::ok).collect();
+        assert!(told.len() == 5 && told[0] == told[1] && told[2].as_f64() >= told[4].as_f64(), "{line}");
+    }
+    let model = fixture("qwen3-2bit");
+    let ids =
+        answer(&["run", path(&model), "--ids", "1,2", "--print-ids", "--max-tokens", "3", "--logprobs", "0"]);
+    assert_eq!(ids.lines().count(), 4, "{ids}");
+}
+
+/// Draft tokens change no answer; every step is traced once.
+#[test]
+fn speculation_and_traces() {
+    let model = fixture("qwen3_5_moe-mtp-bf16");
+    let ids = [5, 6, 7, 8, 9, 10].repeat(6).iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    let args = ["run", path(&model), "--ids", &ids, "--print-ids", "--max-tokens", "40", "--greedy"];
+    let steps = |more: &[&str]| {
+        let output = pleiad(&[&args[..], &["--numerics", "exact", "--trace-steps"], more].concat());
+        let told = text(&output.stderr);
+        assert!(output.status.success(), "{told}");
+        let count = |phase: &str| {
+            let of_phase = told.lines().filter(|line| line.starts_with("step ") && line.contains(phase));
+            let numbers: Vec<&str> = of_phase.map(|line| line.split_once(':').unwrap().0).collect();
+            assert!(numbers.iter().enumerate().all(|(i, n)| *n == format!("step {}", i + 1)), "{told}");
+            numbers.len()
+        };
+        let counts = ["plan", "submit", "collect", "commit"].map(count);
+        assert!(counts.iter().all(|n| *n == counts[0]), "{counts:?}");
+        (text(&output.stdout), counts[0])
+    };
+    let (plain, all) = steps(&[]);
+    let (speculated, fewer) = steps(&["--speculate"]);
+    assert_eq!(speculated, plain);
+    assert!(all == 40 && fewer <= all, "{fewer} of {all}");
+}
+
+#[test]
 fn inspect_tells_what_is_there() {
     let told = answer(&["inspect", path(&fixture("qwen3_5_moe-bf16"))]);
     for words in [

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::run::FEW;
+use super::step_loop::FEW;
 
 /// Most tokens drafted at once.
 pub(super) const MOST: usize = 3;

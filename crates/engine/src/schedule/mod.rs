@@ -1,53 +1,75 @@
-//! Many answers at once: one thread owns the engine and runs the steps, everybody else hands it jobs.
+//! Many requests at once. [`Loop`] runs them: a step is a batch of the next token of every request that
+//! decodes, some draft tokens, and as much of new prompts as keeps the others from waiting long. It
+//! plans a step, submits it, collects what it brings and commits that; where the backend looks ahead,
+//! the next step is submitted before the present one is collected. [`Scheduler`] is a loop on a thread
+//! of its own, to which everybody else hands jobs.
 //!
-//! A step is a batch: the next token of every answer that is being written, some tokens that are guessed, and as much of new
-//! prompts as keeps the others from waiting long. `run` is the loop, `answer` one job on its way, `prefix` what finished
-//! sequences leave for later prompts. `ahead` has a step ready before its token is known. `guess` finds repetitions, `draft` asks a
-//! model's own head for guesses, and `costs` whether these are worth it.
+//! `step_loop` is the loop, `plan` a step before it runs, `device` starts and reads it, `commit` ends it.
+//! `request` is one job on its way, `writer` its host side, `prefix` what finished sequences leave for
+//! later prompts. `lookup` drafts from repetitions, `draft` by a model's own head, and `costs` says
+//! whether that pays. `trace` tells who wants to know.
 
-mod ahead;
-mod answer;
+mod commit;
 mod costs;
+mod device;
 mod draft;
-mod guess;
 mod job;
+mod lookup;
+mod plan;
 mod prefix;
-mod run;
+mod request;
+mod step_loop;
+mod trace;
+mod writer;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use backend::Backend;
 
-pub use job::{Job, Listener, Refused, Timing, TokenUpdate, Update};
+pub use job::{Finish, Job, Listener, Refused, Timing, TokenUpdate, Update, Updates};
+pub use step_loop::Loop;
+pub use trace::{Phase, StepEvent, Trace};
 
 use crate::engine::Limits;
 use crate::{Engine, Error, Sampler};
-use run::{Loop, Queued};
 
-/// Settings of a [`Scheduler`].
+/// Settings of a [`Loop`] or a [`Scheduler`].
 #[derive(Clone, Debug)]
 pub struct SchedulerOptions {
-    /// Answers generated at the same time.
+    /// Requests that run at the same time.
     pub slots: usize,
-    /// Jobs that may wait beside them.
+    /// Requests that may wait beside them in a scheduler.
     pub queue: usize,
-    /// Bytes for the states of finished sequences, which later prompts may begin with.
+    /// Bytes for the states of finished sequences, which later prompts may begin with; a scheduler uses at
+    /// most half of what caches may take.
     pub prefix_memory: u64,
-    /// Where such states are kept when the scheduler ends, if anywhere.
+    /// Most finished sequences to keep.
+    pub prefixes: usize,
+    /// Where a scheduler keeps such states when it ends, if anywhere.
     pub prefix_folder: Option<PathBuf>,
-    /// Whether to guess several tokens at once: where the text repeats itself, and by the model's drafting head where it was loaded. Answers
-    /// keep their distribution.
+    /// Whether to check draft tokens: where the text repeats itself, and by the model's drafting head where
+    /// it was loaded. Answers keep their distribution.
     pub speculate: bool,
+    /// Who hears of the parts of every step.
+    pub trace: Trace,
 }
 
 impl Default for SchedulerOptions {
     fn default() -> Self {
-        Self { slots: 64, queue: 256, prefix_memory: 2 << 30, prefix_folder: None, speculate: true }
+        Self {
+            slots: 64,
+            queue: 256,
+            prefix_memory: 2 << 30,
+            prefixes: usize::MAX,
+            prefix_folder: None,
+            speculate: true,
+            trace: Trace::default(),
+        }
     }
 }
 
@@ -66,22 +88,37 @@ pub struct Stats {
     pub cancelled: u64,
     /// Of these, jobs that failed.
     pub failed: u64,
-    /// Times that an answer gave way to others for want of memory; it is computed again later.
-    pub set_aside: u64,
+    /// Times that a request was preempted for want of memory; it is computed again later.
+    pub preempted: u64,
     /// Tokens of prompts that were computed.
     pub prompt_tokens: u64,
     /// Tokens of prompts that did not have to be.
     pub reused_tokens: u64,
     /// Tokens generated.
     pub tokens: u64,
-    /// Tokens guessed.
-    pub guessed: u64,
-    /// Of these, tokens guessed right.
-    pub guessed_right: u64,
+    /// Draft tokens checked.
+    pub drafted: u64,
+    /// Of these, accepted ones.
+    pub accepted: u64,
     /// Steps of the model.
     pub steps: u64,
     /// Bytes of states kept for later prompts.
     pub prefix_bytes: u64,
+}
+
+/// A job as it was handed over.
+struct Queued {
+    job: Job,
+    sampler: Sampler,
+    since: Instant,
+}
+
+impl Queued {
+    fn new(job: Job, limits: Limits) -> Result<Self, Error> {
+        limits.check(&job.prompt)?;
+        let sampler = Sampler::new(job.sampling.clone())?;
+        Ok(Self { job, sampler, since: Instant::now() })
+    }
 }
 
 /// What both sides of the channel see.
@@ -90,7 +127,7 @@ struct Shared {
     jobs: Mutex<Option<Sender<Box<Queued>>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Jobs handed over and not yet begun.
-    waiting: AtomicUsize,
+    waiting: Arc<AtomicUsize>,
     stats: Mutex<Stats>,
     limits: Limits,
     slots: usize,
@@ -112,17 +149,27 @@ impl Scheduler {
     /// Starts the thread that runs the model.
     pub fn start<B: Backend + Send>(engine: Engine<B>, options: SchedulerOptions) -> Result<Self, Error> {
         let (jobs, received) = channel();
+        let (limits, slots, queue) = (engine.limits(), options.slots.max(1), options.queue.max(1));
+        let folder = options.prefix_folder.clone();
+        let prefix_memory = options.prefix_memory.min(engine.memory() / 2);
+        let options = SchedulerOptions { prefix_memory, ..options };
+        let waiting = Arc::<AtomicUsize>::default();
         let shared = Arc::new(Shared {
             jobs: Mutex::new(Some(jobs)),
             thread: Mutex::new(None),
-            waiting: AtomicUsize::new(0),
+            waiting: waiting.clone(),
             stats: Mutex::default(),
-            limits: engine.limits(),
-            slots: options.slots.max(1),
-            queue: options.queue,
+            limits,
+            slots,
+            queue,
         });
         let weak = Arc::downgrade(&shared);
-        let work = move || Loop::new(engine, options, received, weak).run();
+        let work = move || {
+            let steps = run(Loop::counting(engine, options, waiting), &received, &weak);
+            if let Some(folder) = folder {
+                steps.save_all(&folder);
+            }
+        };
         let thread = std::thread::Builder::new().name("scheduler".into()).spawn(work);
         let thread = thread.map_err(|e| Error::Thread { reason: e.to_string() })?;
         *lock(&shared.thread) = Some(thread);
@@ -132,13 +179,11 @@ impl Scheduler {
     /// Hands over a job, or says why not.
     pub fn submit(&self, job: Job) -> Result<(), Refused> {
         let shared = &self.shared;
-        shared.limits.check(&job.prompt)?;
-        let sampler = Sampler::new(job.sampling.clone())?;
-        let take = |waiting: usize| (waiting < shared.queue.max(1)).then_some(waiting + 1);
+        let queued = Box::new(Queued::new(job, shared.limits)?);
+        let take = |waiting: usize| (waiting < shared.queue).then_some(waiting + 1);
         if let Err(waiting) = shared.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
             return Err(Refused::Busy { waiting, retry_after: self.patience(waiting) });
         }
-        let queued = Box::new(Queued { job, sampler, since: Instant::now() });
         let sent = lock(&shared.jobs).as_ref().is_some_and(|jobs| jobs.send(queued).is_ok());
         if !sent {
             shared.waiting.fetch_sub(1, Ordering::Relaxed);
@@ -174,5 +219,28 @@ impl Scheduler {
             // A panic in it has already been reported where it happened.
             let _ = thread.join();
         }
+    }
+}
+
+/// The thread's side: takes jobs and steps until no more will come and all are done.
+fn run<B: Backend>(mut steps: Loop<B>, received: &Receiver<Box<Queued>>, shared: &Weak<Shared>) -> Loop<B> {
+    let publish = |steps: &Loop<B>| {
+        if let Some(shared) = shared.upgrade() {
+            *lock(&shared.stats) = steps.stats();
+        }
+    };
+    loop {
+        if steps.is_idle() {
+            publish(&steps);
+            match received.recv() {
+                Ok(queued) => steps.enqueue(*queued),
+                Err(_) => return steps,
+            }
+        }
+        while let Ok(queued) = received.try_recv() {
+            steps.enqueue(*queued);
+        }
+        steps.step();
+        publish(&steps);
     }
 }

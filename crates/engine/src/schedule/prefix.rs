@@ -25,11 +25,14 @@ pub(super) struct Prefixes<B: Backend> {
     /// Files of earlier runs of this model, read or not.
     files: Vec<PathBuf>,
     memory: u64,
+    /// Most sequences to keep.
+    most: usize,
 }
 
 impl<B: Backend> Prefixes<B> {
-    /// Knows what an earlier run left in `folder`; a file that is no longer of use is passed over.
-    pub fn new(engine: &Engine<B>, memory: u64, folder: Option<&Path>) -> Self {
+    /// Room for `most` sequences in so many bytes. Knows what an earlier run left in `folder`; a file
+    /// that is no longer of use is passed over.
+    pub fn new(engine: &Engine<B>, memory: u64, most: usize, folder: Option<&Path>) -> Self {
         folder.into_iter().for_each(tidy);
         let entries =
             folder.and_then(|folder| std::fs::read_dir(folder).ok()).into_iter().flatten().flatten();
@@ -38,7 +41,7 @@ impl<B: Backend> Prefixes<B> {
         let saved: Vec<_> =
             paths.filter_map(|path| Some((path.clone(), engine.saved_tokens(&path).ok()?))).collect();
         let files = saved.iter().map(|(path, _)| path.clone()).collect();
-        Self { kept: VecDeque::new(), bytes: 0, saved, files, memory }
+        Self { kept: VecDeque::new(), bytes: 0, saved, files, memory, most }
     }
 
     /// Bytes of the states.
@@ -46,9 +49,15 @@ impl<B: Backend> Prefixes<B> {
         self.bytes
     }
 
-    /// The sequence that has the most in common with `prompt`, brought to a common beginning; an empty one where there is
-    /// none. The last token of the prompt is never part of it: somebody has to ask for its logits.
-    pub fn take(&mut self, engine: &Engine<B>, prompt: &[u32]) -> Result<Sequence<B>, Error> {
+    /// The sequence that was kept last.
+    pub fn latest(&self) -> Option<&Sequence<B>> {
+        self.kept.back()
+    }
+
+    /// The sequence that has the most in common with `prompt`, brought to a common beginning; an empty
+    /// one where there is none. The last token of the prompt is never part of it: somebody has to ask
+    /// for its logits. It is a copy only if all that is kept is within `free` bytes beside it.
+    pub fn take(&mut self, engine: &Engine<B>, prompt: &[u32], free: u64) -> Result<Sequence<B>, Error> {
         let b = engine.model().backend();
         let reach = |sequence: &Sequence<B>| sequence.reachable(prompt).min(prompt.len() - 1);
         let best = (0..self.kept.len()).max_by_key(|i| reach(&self.kept[*i]));
@@ -66,7 +75,10 @@ impl<B: Backend> Prefixes<B> {
             }
         }
         let Some((i, shared)) = best else { return engine.sequence() };
-        if self.kept[i].tokens().len() - shared > WORTH_KEEPING
+        let loses = self.kept[i].tokens.len() - shared;
+        if loses > WORTH_KEEPING
+            && self.most > 1
+            && self.bytes <= free
             && let Some(copy) = self.kept[i].copy(b, shared)?
         {
             return Ok(copy);
@@ -78,17 +90,17 @@ impl<B: Backend> Prefixes<B> {
     }
 
     fn rewind(&self, engine: &Engine<B>, sequence: &mut Sequence<B>, prompt: &[u32]) -> Result<usize, Error> {
-        let shared = crate::common_prefix(sequence.tokens(), prompt).min(prompt.len() - 1);
+        let shared = crate::common_prefix(&sequence.tokens, prompt).min(prompt.len() - 1);
         sequence.rewind(engine.model().backend(), shared, || engine.fresh_state())
     }
 
     /// Keeps a sequence. Another one that is the beginning of this is of no more use.
     pub fn put(&mut self, engine: &Engine<B>, sequence: Sequence<B>) {
-        if sequence.tokens().is_empty() {
+        if sequence.tokens.is_empty() {
             return;
         }
         self.kept.retain(|other| {
-            let useful = !sequence.tokens().starts_with(other.tokens());
+            let useful = !sequence.tokens.starts_with(&other.tokens);
             self.bytes -= if useful { 0 } else { other.bytes(engine) };
             useful
         });
@@ -99,7 +111,7 @@ impl<B: Backend> Prefixes<B> {
 
     /// Gives up sequences until the rest takes at most `bytes`.
     pub fn shrink(&mut self, engine: &Engine<B>, bytes: u64) {
-        while self.bytes > bytes
+        while (self.bytes > bytes || self.kept.len() > self.most)
             && let Some(oldest) = self.kept.pop_front()
         {
             self.bytes -= oldest.bytes(engine);
@@ -113,7 +125,7 @@ impl<B: Backend> Prefixes<B> {
             return;
         }
         for sequence in &self.kept {
-            let path = folder.join(format!("{:016x}.{EXTENSION}", fingerprint(sequence.tokens())));
+            let path = folder.join(format!("{:016x}.{EXTENSION}", fingerprint(&sequence.tokens)));
             if engine.save(sequence, &path).is_ok() && !self.files.contains(&path) {
                 self.files.push(path);
             }

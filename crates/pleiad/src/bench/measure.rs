@@ -1,12 +1,10 @@
 //! The measuring itself: rounds of a prompt in one go and then token by token.
 
 use std::collections::BTreeMap;
-use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use backend::OperationTime;
-use engine::Engine;
-use models::{Logits, Request, State};
+use engine::{Engine, Job, Loop, SamplingParams, SchedulerOptions, Update, Updates};
 use store::{Stats, Store};
 
 use crate::error::Error;
@@ -30,6 +28,8 @@ pub struct Work {
     pub contexts: Vec<usize>,
     /// Numbers of sequences that are decoded at once, behind a prompt each.
     pub answers: Vec<usize>,
+    /// How tokens are chosen.
+    pub sampling: SamplingParams,
 }
 
 impl Work {
@@ -133,117 +133,103 @@ fn prompt_ids(range: std::ops::Range<usize>, r: usize, vocabulary: usize) -> Vec
     range.map(|i| ((i as u64 * 7919 + r as u64) % vocabulary as u64) as u32).collect()
 }
 
-/// The `i`th token after the prompt in round `r`.
-fn decode_id(i: usize, r: usize, vocabulary: usize) -> u32 {
-    ((i as u64 * 104_729 + r as u64) % vocabulary as u64) as u32
-}
-
-/// A sequence under the clock.
+/// A loop under the clock.
 struct Runner<'a, B: Machine> {
-    engine: &'a Engine<B>,
+    steps: &'a mut Loop<B>,
     work: &'a Work,
-    state: State<B>,
 }
 
 impl<B: Machine> Runner<'_, B> {
     fn backend(&self) -> &B {
-        self.engine.model().backend()
+        self.steps.engine().model().backend()
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.steps.engine().model().summary().vocabulary
     }
 
     fn take_stats(&self) -> Option<Stats> {
         self.backend().store().map(Store::take_stats)
     }
 
-    fn begin(&mut self) -> Result<(), Error> {
-        self.state = self.engine.model().state(self.engine.cache())?;
-        Ok(())
+    /// Hands over a request for so many tokens behind a prompt, of which the next one will have the first
+    /// `stable` tokens too.
+    fn ask(&mut self, prompt: Vec<u32>, stable: usize, tokens: usize) -> Result<Updates, Error> {
+        let (listener, updates) = Updates::new();
+        let (max_tokens, sampling) = (Some(tokens), self.work.sampling.clone());
+        self.steps.push(Job { stable, max_tokens, sampling, ..Job::new(prompt, listener) })?;
+        Ok(updates)
     }
 
-    /// Runs some tokens; of wanted logits the largest is read, as if to choose the next token, and nobody looks at it.
-    fn step(&mut self, tokens: &[u32], logits: Logits) -> Result<(), Error> {
+    /// One step, unless it is interrupted.
+    fn step(&mut self) -> Result<(), Error> {
         if terminal::interrupted() {
             return Err(Error::Interrupted);
         }
-        let model = self.engine.model();
-        let request = Request { tokens, state: &mut self.state, logits };
-        if let Some(rows) = model.step(&mut [request])? {
-            black_box(model.backend().read_top(&rows, 1)?);
-        }
+        self.steps.step();
         Ok(())
     }
 
-    /// Runs a prompt, in one step if the chunk allows, up to the logits of its last token; returns the steps and the
-    /// time.
-    fn prefill(&mut self, ids: &[u32]) -> Result<(usize, Duration), Error> {
+    /// Steps until a request has its first token, which ends its prompt; the number of steps and the time.
+    fn prefill(&mut self, updates: &Updates) -> Result<(usize, Duration), Error> {
         let started = Instant::now();
-        let steps = ids.len().div_ceil(self.work.chunk);
-        for (i, chunk) in ids.chunks(self.work.chunk).enumerate() {
-            self.step(chunk, if i + 1 == steps { Logits::Last } else { Logits::None })?;
+        for steps in 1.. {
+            self.step()?;
+            if told(updates)? > 0 {
+                return Ok((steps, started.elapsed()));
+            }
         }
-        Ok((steps, started.elapsed()))
+        Ok((0, started.elapsed()))
     }
 
-    /// Runs the tokens of round `r` one at a time, or, where the machine goes on by itself, those that it chooses.
-    fn decode(&mut self, r: usize) -> Result<Duration, Error> {
-        let model = self.engine.model();
-        let vocabulary = model.summary().vocabulary;
+    /// Steps as often as there are tokens to decode, each for one token of every request.
+    fn decode(&mut self, requests: &[Updates]) -> Result<Duration, Error> {
         let started = Instant::now();
-        if model.records_ahead() {
-            self.decode_greedily(decode_id(0, r, vocabulary))?;
-        } else {
-            (0..self.work.decode)
-                .try_for_each(|i| self.step(&[decode_id(i, r, vocabulary)], Logits::Last))?;
-        }
-        Ok(started.elapsed())
-    }
-
-    /// Runs `first` and what the likeliest tokens after it are, as the engine does for greedy answers: the machine has gone on to the next when a
-    /// token is known.
-    fn decode_greedily(&mut self, first: u32) -> Result<(), Error> {
-        let model = self.engine.model();
-        let backend = model.backend();
-        let state = &mut self.state;
-        let logits = model.step(&mut [Request { tokens: &[first], state, logits: Logits::Last }])?;
-        let mut chosen = logits.map(|logits| backend.choose(&logits)).transpose()?;
-        for i in 1..=self.work.decode {
-            if terminal::interrupted() {
-                return Err(Error::Interrupted);
+        (0..self.work.decode).try_for_each(|_| self.step())?;
+        let time = started.elapsed();
+        for updates in requests {
+            let tokens = told(updates)?;
+            if tokens != self.work.decode {
+                let asked = self.work.decode;
+                return Err(Error::Usage(format!("a request has {tokens} tokens in {asked} steps")));
             }
-            let Some(present) = chosen.take() else { break };
-            if i < self.work.decode {
-                chosen = Some(model.step_chosen(&present, &mut self.state)?.1);
-            }
-            black_box(backend.read_chosen(present)?);
         }
-        Ok(())
-    }
-
-    /// Lengthens the sequence to `len` tokens.
-    fn fill(&mut self, len: usize) -> Result<(), Error> {
-        let vocabulary = self.engine.model().summary().vocabulary;
-        let missing = prompt_ids(self.state.len()..len, 0, vocabulary);
-        let (last, before) =
-            missing.split_last().map_or((None, &[][..]), |(last, before)| (Some(*last), before));
-        before.chunks(self.work.chunk).try_for_each(|chunk| self.step(chunk, Logits::None))?;
-        // Its logits are waited for, so that nothing of this is still under way when the clock starts.
-        last.map_or(Ok(()), |last| self.step(&[last], Logits::Last))
+        Ok(time)
     }
 }
 
+/// Tokens that a request was told since the last look.
+fn told(updates: &Updates) -> Result<usize, Error> {
+    let mut tokens = 0;
+    while let Some(update) = updates.next_ready() {
+        match update {
+            Update::Token(_) => tokens += 1,
+            Update::Failed(error) => return Err(error.into()),
+            _ => {}
+        }
+    }
+    Ok(tokens)
+}
+
+/// A loop that measures: no draft tokens, every request that is asked for at once, and their sequences kept.
+pub fn measuring<B: Machine>(engine: Engine<B>, work: &Work, options: SchedulerOptions) -> Loop<B> {
+    let most = work.answers.iter().copied().max().unwrap_or(1);
+    Loop::new(engine, SchedulerOptions { slots: most, prefixes: most, speculate: false, ..options })
+}
+
 /// Runs everything, after one round that does not count. A round that is interrupted ends all.
-pub fn measure<B: Machine>(engine: &Engine<B>, work: &Work) -> Result<Measured, Error> {
+pub fn measure<B: Machine>(steps: &mut Loop<B>, work: &Work) -> Result<Measured, Error> {
     let mut progress = Progress::tokens(work.tokens() as u64);
-    let vocabulary = engine.model().summary().vocabulary;
-    let state = engine.model().state(engine.cache())?;
-    let mut runner = Runner { engine, work, state };
+    let mut runner = Runner { steps, work };
+    let vocabulary = runner.vocabulary();
     let mut measured = Measured::default();
 
     for r in 0..=work.repeat {
-        runner.begin()?;
-        let ids = prompt_ids(0..work.prefill, r, vocabulary);
+        runner.steps.clear();
+        let updates = runner.ask(prompt_ids(0..work.prefill, r, vocabulary), 0, work.decode + 1)?;
         runner.backend().take_profile();
         runner.take_stats();
-        let (steps, time) = runner.prefill(&ids)?;
+        let (steps, time) = runner.prefill(&updates)?;
         let (operations, stats) = (runner.backend().take_profile(), runner.take_stats());
         if r > 0 {
             measured.prefill.add(work.prefill, time);
@@ -253,7 +239,7 @@ pub fn measure<B: Machine>(engine: &Engine<B>, work: &Work) -> Result<Measured, 
         progress.add(work.prefill as u64);
 
         let before = runner.backend().dispatches();
-        let time = runner.decode(r)?;
+        let time = runner.decode(&[updates])?;
         let after = runner.backend().dispatches();
         measured.dispatches_per_token =
             before.zip(after).map(|(before, after)| (after - before) as f64 / work.decode as f64);
@@ -266,29 +252,25 @@ pub fn measure<B: Machine>(engine: &Engine<B>, work: &Work) -> Result<Measured, 
         progress.add(work.decode as u64);
     }
 
-    // One sequence that grows; every round goes back to where the context ends.
-    runner.begin()?;
+    // Every round goes on where the context ends: the sequence is kept, and its last token runs again.
+    runner.steps.clear();
+    let mut filled = 0;
     for &context in &work.contexts {
-        let before = runner.state.len();
-        runner.fill(context)?;
-        progress.add((context - before) as u64);
-        let here = runner.state.snapshot(runner.backend())?;
         let mut speeds = Speeds::default();
-        for r in 1..=work.repeat {
-            speeds.add(work.decode, runner.decode(r)?);
+        for _ in 0..work.repeat {
+            let prompt = prompt_ids(0..context.max(1), 0, vocabulary);
+            let updates = runner.ask(prompt, context.max(1) - 1, work.decode + 1)?;
+            runner.prefill(&updates)?;
+            progress.add((context - filled) as u64);
+            filled = context;
+            speeds.add(work.decode, runner.decode(&[updates])?);
             progress.add(work.decode as u64);
-            if !runner.state.restore(engine.model().backend(), &here)? {
-                // A sliding window has forgotten what it would need.
-                runner.begin()?;
-                runner.fill(context)?;
-            }
         }
         measured.contexts.push((context, speeds));
     }
-    drop(runner);
 
     for &answers in &work.answers {
-        let (speeds, profile) = together(engine, work, answers, &mut progress)?;
+        let (speeds, profile) = together(&mut runner, answers, &mut progress)?;
         measured.answers.push((answers, speeds, profile));
     }
     Ok(measured)
@@ -296,40 +278,43 @@ pub fn measure<B: Machine>(engine: &Engine<B>, work: &Work) -> Result<Measured, 
 
 /// Decodes so many sequences at once, each behind a prompt of its own, which does not count.
 fn together<B: Machine>(
-    engine: &Engine<B>,
-    work: &Work,
+    runner: &mut Runner<'_, B>,
     answers: usize,
     progress: &mut Progress,
 ) -> Result<(Speeds, Profile), Error> {
-    let model = engine.model();
-    let vocabulary = model.summary().vocabulary;
-    let mut states = Vec::with_capacity(answers);
+    let (work, vocabulary) = (runner.work, runner.vocabulary());
+    let prompt = |i| prompt_ids(0..work.prefill, i, vocabulary);
+    runner.steps.clear();
+    // The prompts first, so that all begin to decode in the same step.
     for i in 0..answers {
-        let mut runner = Runner { engine, work, state: model.state(engine.cache())? };
-        runner.prefill(&prompt_ids(0..work.prefill, i, vocabulary))?;
-        states.push(runner.state);
+        let updates = runner.ask(prompt(i), work.prefill - 1, 0)?;
+        while !runner.steps.is_idle() {
+            runner.step()?;
+        }
+        told(&updates)?;
         progress.add(work.prefill as u64);
+    }
+    let tokens = 1 + (work.repeat + 1) * work.decode;
+    let requests: Vec<Updates> =
+        (0..answers).map(|i| runner.ask(prompt(i), 0, tokens)).collect::<Result<_, _>>()?;
+    for updates in &requests {
+        if told(updates)? == 0 {
+            runner.prefill(updates)?;
+        }
+    }
+    let running = runner.steps.stats().running;
+    if running < answers {
+        return Err(Error::Usage(format!(
+            "there is memory for {running} of {answers} sequences at once; take fewer --answers or a larger --memory"
+        )));
     }
     let (mut speeds, mut profile) = (Speeds::default(), Profile::default());
     for r in 0..=work.repeat {
-        model.backend().take_profile();
-        let started = Instant::now();
-        for i in 0..work.decode {
-            if terminal::interrupted() {
-                return Err(Error::Interrupted);
-            }
-            let next: Vec<[u32; 1]> = (0..answers).map(|a| [decode_id(i, r + a, vocabulary)]).collect();
-            let states = next.iter().zip(&mut states);
-            let mut requests: Vec<_> =
-                states.map(|(tokens, state)| Request { tokens, state, logits: Logits::Last }).collect();
-            if let Some(rows) = model.step(&mut requests)? {
-                black_box(model.backend().read_top(&rows, 1)?);
-            }
-        }
-        let (time, tokens) = (started.elapsed(), answers * work.decode);
+        runner.backend().take_profile();
+        let (time, tokens) = (runner.decode(&requests)?, answers * work.decode);
         if r > 0 {
             speeds.add(tokens, time);
-            profile.add(tokens, work.decode, time, model.backend().take_profile());
+            profile.add(tokens, work.decode, time, runner.backend().take_profile());
         }
         progress.add(tokens as u64);
     }

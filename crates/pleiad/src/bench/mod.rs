@@ -9,7 +9,7 @@ mod svg;
 mod target;
 
 pub use bandwidth::Bandwidth;
-pub use measure::{Work, measure};
+pub use measure::{Work, measure, measuring};
 pub use memory::{large_pages, peak_memory};
 pub use report::Report;
 pub use svg::draw;

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use engine::bytes;
+use engine::{SamplingParams, bytes};
 use models::Traffic;
 use serde_json::{Value, json};
 
@@ -87,6 +87,7 @@ impl Report {
             "backend": self.backend,
             "threads": self.threads,
             "numerics": self.numerics,
+            "sampling": self.work.sampling,
             "prefill": speed(self.work.prefill, &self.measured.prefill),
             "decode": speed(self.work.decode, &self.measured.decode),
             "answers": self.measured.answers.iter().map(|(answers, s, _)| {
@@ -116,7 +117,8 @@ impl Report {
     pub fn print(&self, out: &mut impl Write) -> io::Result<()> {
         writeln!(out, "model      {} ({}, {})", self.model, self.family, bytes(self.weights))?;
         writeln!(out, "machine    {}", self.backend)?;
-        writeln!(out, "opened     in {:.3} s\n", self.open_seconds)?;
+        writeln!(out, "opened     in {:.3} s", self.open_seconds)?;
+        writeln!(out, "decoding   {}\n", self.decoding())?;
         self.print_speeds(out)?;
 
         let Traffic { attention, experts, dense, head } = self.traffic;
@@ -152,6 +154,15 @@ impl Report {
             }
         }
         Ok(())
+    }
+
+    /// How tokens are chosen.
+    fn decoding(&self) -> String {
+        let SamplingParams { temperature, top_k, top_p, min_p, .. } = &self.work.sampling;
+        match temperature {
+            0.0 => "greedy".into(),
+            t => format!("sampled: temperature {t}, top-k {top_k}, top-p {top_p}, min-p {min_p}"),
+        }
     }
 
     fn print_limit(&self, out: &mut impl Write) -> io::Result<()> {

@@ -7,12 +7,13 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum, value_parser};
-use engine::Engine;
+use engine::{Engine, SamplingParams};
 
-use crate::bench::{Bandwidth, Report, Target, Work, draw, large_pages, measure, peak_memory};
+use crate::bench::{Bandwidth, Report, Target, Work, draw, large_pages, measure, measuring, peak_memory};
 use crate::error::Error;
 use crate::machine::{Machine, wait_for_weights, with_engine};
 use crate::options::MachineArgs;
+use crate::sampling::SamplingArgs;
 use crate::terminal;
 
 /// Prompts of up to so many tokens run in one step unless --chunk says otherwise, as in llama.cpp.
@@ -27,8 +28,9 @@ const CONTEXTS: [usize; 3] = [0, 256, 1024];
         // Beyond any prompt: the whole of it in one step.
         arg.default_value("1000000000").hide_default_value(true).help("Tokens of a prompt per step [default: all of them]")
     }),
-    after_long_help = "Each round begins with an empty sequence: --prefill tokens in one step, then --decode tokens one at a time, each with the largest of its \
-logits; tokens are pseudo-random and nothing is sampled. The first round only warms up. Weights per token are what a \
+    after_long_help = "Each round begins with an empty sequence: --prefill pseudo-random tokens in one step, then --decode tokens, one \
+step each, through the loop that `run` and `serve` use. Tokens are the most probable ones unless a --temperature is given. The first \
+round only warms up. Weights per token are what a \
 decoded token has to read: every matrix once, of a layer's experts those it is sent to. The limit is the measured \
 bandwidth of the CPU divided by them; on a GPU none is told. Caches and recurrent states, which grow with the context, are not in it."
 )]
@@ -80,10 +82,16 @@ pub struct BenchArgs {
     /// Also tell how long each operation takes, which slows small models down a little
     #[arg(long)]
     profile: bool,
+
+    #[command(flatten)]
+    sampling: SamplingArgs,
 }
 
+/// The seed of sampled decoding when none is given, so that runs are alike.
+const SEED: u64 = 0;
+
 impl BenchArgs {
-    fn work(&self) -> Work {
+    fn work(&self) -> Result<Work, Error> {
         let prefill = self.prefill.unwrap_or(if self.quick { 256 } else { 512 }) as usize;
         let mut contexts: Vec<usize> = match &self.contexts {
             Some(given) => given.iter().map(|n| *n as usize).collect(),
@@ -97,7 +105,9 @@ impl BenchArgs {
         let answers = self.answers.iter().map(|n| *n as usize).collect();
         let chunk = self.machine.chunk.min(prefill.max(STEP));
         let (decode, repeat) = (self.decode as usize, self.repeat as usize);
-        Work { prefill, decode, repeat, chunk, contexts, answers }
+        let greedy = SamplingParams { seed: Some(SEED), ..SamplingParams::greedy() };
+        let sampling = self.sampling.params(greedy)?;
+        Ok(Work { prefill, decode, repeat, chunk, contexts, answers, sampling })
     }
 }
 
@@ -149,9 +159,11 @@ fn report<B: Machine>(
     weights: u64,
     open_seconds: f64,
     work: Work,
-    engine: &Engine<B>,
+    engine: Engine<B>,
 ) -> Result<Report, Error> {
-    let measured = measure(engine, &work)?;
+    let mut steps = measuring(engine, &work, args.machine.alone(false));
+    let measured = measure(&mut steps, &work)?;
+    let engine = steps.engine();
     // Before the buffer that the bandwidth is measured with.
     let (peak_memory, large_pages) = (peak_memory(), large_pages());
     let machine = engine.model().backend();
@@ -178,7 +190,7 @@ fn report<B: Machine>(
 
 /// Measures, with progress on the standard error stream and what was found on the standard output.
 pub fn run(mut args: BenchArgs) -> Result<ExitCode, Error> {
-    let mut work = args.work();
+    let mut work = args.work()?;
     let asked = args.contexts.is_some();
     if let Some(context) = args.machine.context {
         fit(&mut work, asked, context as usize, "--context")?;
@@ -202,7 +214,7 @@ pub fn run(mut args: BenchArgs) -> Result<ExitCode, Error> {
         if let (Some(own), false) = (engine.model().summary().context, given) {
             fit(&mut work, asked, own, "the model's context")?;
         }
-        report(&args, &target.name, checkpoint.total_bytes(), open_seconds, work, &engine)?
+        report(&args, &target.name, checkpoint.total_bytes(), open_seconds, work, engine)?
     });
     if let Some(file) = &args.svg {
         write_whole(file, &draw(&report))?;

@@ -4,16 +4,15 @@ use std::io::{Write, stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use backend::Backend;
 use clap::Args;
 use cpu::Cpu;
-use engine::{Engine, common_prefix};
-use models::{Logits, Request, State};
+use engine::{Engine, Loop, SchedulerOptions, common_prefix};
 use serde_json::{Value, json};
 
 use super::items;
 use crate::error::Error;
-use crate::machine::{AnyEngine, with_engine};
+use crate::generate::Scores;
+use crate::machine::{AnyEngine, Machine, with_engine};
 use crate::options::{BackendChoice, CacheChoice, ModelArgs, NumericsChoice, parse_ids};
 use crate::progress::Progress;
 use crate::source::Source;
@@ -167,37 +166,24 @@ fn vocabulary(engine: &AnyEngine) -> usize {
 }
 
 /// One of the models compared.
-struct Side<B: Backend> {
-    engine: Engine<B>,
-    state: State<B>,
+struct Side<B: Machine> {
+    steps: Loop<B>,
     /// Sum over the scored tokens.
     nats: f64,
 }
 
-impl<B: Backend> Side<B> {
-    fn new(engine: Engine<B>) -> Result<Self, Error> {
-        let state = engine.model().state(engine.cache())?;
-        Ok(Side { engine, state, nats: 0.0 })
+impl<B: Machine> Side<B> {
+    fn new(engine: Engine<B>, options: &SchedulerOptions) -> Self {
+        Side { steps: Loop::new(engine, options.clone()), nats: 0.0 }
     }
 
-    /// Forgets the last window.
-    fn begin(&mut self) -> Result<(), Error> {
-        self.state = self.engine.model().state(self.engine.cache())?;
-        Ok(())
-    }
-
-    /// Logits after each of the next tokens of the window.
-    fn logits(&mut self, tokens: &[u32]) -> Result<Vec<f32>, Error> {
-        let model = self.engine.model();
-        let request = Request { tokens, state: &mut self.state, logits: Logits::All };
-        match model.step(&mut [request])? {
-            Some(rows) => Ok(model.backend().read(&rows)?),
-            None => Ok(Vec::new()),
-        }
+    /// Begins a window.
+    fn begin(&mut self, inputs: &[u32]) -> Result<Scores, Error> {
+        Scores::of(&mut self.steps, inputs)
     }
 
     fn sum(&self) -> Sum {
-        Sum { nats: self.nats, machine: self.engine.model().backend().description() }
+        Sum { nats: self.nats, machine: self.steps.engine().model().backend().description() }
     }
 }
 
@@ -244,35 +230,43 @@ struct Distance {
 }
 
 /// What was found.
-struct Scores {
+struct Found {
     model: Sum,
     reference: Option<Sum>,
     distance: Distance,
 }
 
-/// Scores a whole task, window by window and `step` tokens at a time; `None` when interrupted.
-fn score<A: Backend, B: Backend>(
+/// Scores a whole task, window by window and step by step; `None` when interrupted.
+fn score<A: Machine, B: Machine>(
     model: Engine<A>,
     reference: Option<Engine<B>>,
     task: &Task,
-    step: usize,
-) -> Result<Option<Scores>, Error> {
+    options: &SchedulerOptions,
+) -> Result<Option<Found>, Error> {
     let vocabulary = model.model().summary().vocabulary;
-    let mut model = Side::new(model)?;
-    let mut reference = reference.map(Side::new).transpose()?;
+    let mut model = Side::new(model, options);
+    let mut reference = reference.map(|engine| Side::new(engine, options));
     let mut progress = Progress::tokens(task.scored() as u64);
     let mut distance = Distance::default();
     for window in &task.windows {
-        model.begin()?;
-        reference.as_mut().map_or(Ok(()), Side::begin)?;
-        let inputs = &window[..window.len() - 1];
-        for (tokens, targets) in inputs.chunks(step).zip(window[1..].chunks(step)) {
+        let (inputs, mut targets) = (&window[..window.len() - 1], &window[1..]);
+        let ours = model.begin(inputs)?;
+        let theirs = reference.as_mut().map(|side| side.begin(inputs)).transpose()?;
+        while !targets.is_empty() {
             if terminal::interrupted() {
                 return Ok(None);
             }
-            let logits = model.logits(tokens)?;
-            let others = reference.as_mut().map_or(Ok(Vec::new()), |side| side.logits(tokens))?;
-            for (i, (row, target)) in logits.chunks_exact(vocabulary).zip(targets).enumerate() {
+            let logits = ours.next(&mut model.steps)?.unwrap_or_default();
+            let others = match (&theirs, &mut reference) {
+                (Some(theirs), Some(side)) => theirs.next(&mut side.steps)?.unwrap_or_default(),
+                _ => Vec::new(),
+            };
+            let rows = logits.chunks_exact(vocabulary);
+            if rows.len() == 0 || (theirs.is_some() && others.len() != logits.len()) {
+                return Err(Error::Usage("the models do not score the same tokens in a step".into()));
+            }
+            let (now, later) = targets.split_at(rows.len().min(targets.len()));
+            for (i, (row, target)) in rows.zip(now).enumerate() {
                 let sum = log_sum_exp(row)?;
                 let target = *target as usize;
                 model.nats += sum - f64::from(row[target]);
@@ -286,17 +280,21 @@ fn score<A: Backend, B: Backend>(
                     distance.agreements += usize::from(best(row) == best(other));
                 }
             }
-            progress.add(tokens.len() as u64);
+            progress.add(now.len() as u64);
+            targets = later;
         }
     }
-    Ok(Some(Scores { model: model.sum(), reference: reference.as_ref().map(Side::sum), distance }))
+    Ok(Some(Found { model: model.sum(), reference: reference.as_ref().map(Side::sum), distance }))
 }
 
 /// Asks the questions and prints how many were answered.
 fn ask(args: &EvalArgs, items: &Path) -> Result<ExitCode, Error> {
     let tokenizer = args.model.model.tokenizer()?;
-    let Some(tally) = with_engine!(args.model.open()?, engine => items::ask(&engine, &tokenizer, items))?
-    else {
+    let options = args.model.machine.alone(false);
+    let tally = with_engine!(args.model.open()?, engine => {
+        items::ask(&mut Loop::new(engine, options), &tokenizer, items)
+    });
+    let Some(tally) = tally? else {
         return Ok(ExitCode::from(130));
     };
     tally.print(args.json)?;
@@ -323,12 +321,14 @@ pub fn run(args: EvalArgs) -> Result<ExitCode, Error> {
     let itself = against_numerics.is_some() || against_backend.is_some() || against_cache.is_some();
     let against = against.or_else(|| itself.then(|| model_args.model.clone()));
     model_args.machine.context = Some(window);
+    // The logits of a step are in memory at a time.
+    model_args.machine.chunk = model_args.machine.chunk.min(STEP);
+    let options = SchedulerOptions { prefix_memory: 0, ..model_args.machine.alone(false) };
     let model = model_args.open()?;
     check(&task.windows, vocabulary(&model))?;
     let source = model_args.model.clone();
-    let step = model_args.machine.chunk.min(STEP);
     let scores = match &against {
-        None => with_engine!(model, model => score(model, None::<Engine<Cpu>>, &task, step)),
+        None => with_engine!(model, model => score(model, None::<Engine<Cpu>>, &task, &options)),
         Some(other) => {
             // The same machine, another folder, other numerics or another machine after all.
             model_args.model = other.clone();
@@ -346,7 +346,7 @@ pub fn run(args: EvalArgs) -> Result<ExitCode, Error> {
                 )));
             }
             with_engine!(model, model => with_engine!(reference, reference => {
-                score(model, Some(reference), &task, step)
+                score(model, Some(reference), &task, &options)
             }))
         }
     };
@@ -366,7 +366,7 @@ struct Report<'a> {
     against: Option<&'a Source>,
     window: u32,
     task: &'a Task,
-    scores: &'a Scores,
+    scores: &'a Found,
 }
 
 /// The ways to say how well a text was predicted.
@@ -396,7 +396,7 @@ impl Report<'_> {
     }
 
     fn json(&self) -> Value {
-        let Scores { model, reference, distance } = self.scores;
+        let Found { model, reference, distance } = self.scores;
         let score = |source: &Source, sum: &Sum| {
             let Score { machine, perplexity, nats_per_token, bits_per_byte } = self.score(sum);
             json!({
@@ -423,7 +423,7 @@ impl Report<'_> {
     }
 
     fn print(&self) -> std::io::Result<()> {
-        let Scores { model, reference, distance } = self.scores;
+        let Found { model, reference, distance } = self.scores;
         let mut out = stdout().lock();
         let windows = self.task.windows.len();
         writeln!(out, "tokens scored  {} in {windows} windows of {}", self.task.scored(), self.window)?;

@@ -8,12 +8,13 @@ use std::collections::BTreeMap;
 use std::io::{Write, stdout};
 use std::path::Path;
 
-use backend::Backend;
-use engine::{Engine, Flow, Sampler, SamplingParams, Task, TemplateInput, Tokenizer};
+use engine::{Job, Loop, TemplateInput, Tokenizer};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::error::Error;
+use crate::generate::{Flow, generate};
+use crate::machine::Machine;
 use crate::progress::Progress;
 use crate::terminal;
 
@@ -47,26 +48,24 @@ fn read(path: &Path) -> Result<Vec<Item>, Error> {
 }
 
 /// Asks everything in the file; `None` when the user stopped it.
-pub fn ask<B: Backend>(
-    engine: &Engine<B>,
+pub fn ask<B: Machine>(
+    steps: &mut Loop<B>,
     tokenizer: &Tokenizer,
     path: &Path,
 ) -> Result<Option<Tally>, Error> {
     let items = read(path)?;
     let mut progress = Progress::questions(items.len() as u64);
     let mut tally = Tally::default();
-    let mut sequence = engine.sequence()?;
-    let mut sampler = Sampler::new(SamplingParams::greedy())?;
     for Item { kind, messages, answer, tools } in items {
         let input = TemplateInput { messages, tools, add_generation_prompt: true, ..Default::default() };
         let prompt = tokenizer.encode(&tokenizer.render(input)?, false)?;
-        let task =
-            Task { prompt: &prompt, stable: 0, max_tokens: Some(LONGEST), end_ids: tokenizer.eos_ids() };
-        let generated = engine.generate(&mut sequence, &task, &mut sampler, |_| Flow::Continue)?;
+        let (max_tokens, end_ids) = (Some(LONGEST), tokenizer.eos_ids().to_vec());
+        let job = |listener| Job { max_tokens, end_ids, ..Job::new(prompt, listener) };
+        let generated = generate(steps, job, |_| Ok(Flow::Continue))?;
         if terminal::interrupted() {
             return Ok(None);
         }
-        let right = tokenizer.decode(&generated.ids, false)?.trim() == answer.trim();
+        let right = tokenizer.decode(&generated.ids(), false)?.trim() == answer.trim();
         let count = tally.kinds.entry(kind).or_default();
         for (r, n) in [(&mut count.0, &mut count.1), (&mut tally.right, &mut tally.asked)] {
             *r += usize::from(right);

@@ -5,8 +5,10 @@ use std::process::ExitCode;
 
 use checkpoint::{Dtype, TensorSpec, write_file};
 use clap::Args;
+use engine::Loop;
 
 use crate::error::Error;
+use crate::generate::Scores;
 use crate::machine::with_engine;
 use crate::options::{ModelArgs, parse_ids};
 
@@ -27,7 +29,13 @@ pub struct LogitsArgs {
 
 pub fn run(args: &LogitsArgs) -> Result<ExitCode, Error> {
     let (logits, vocabulary) = with_engine!(args.model.open()?, engine => {
-        (engine.logits(&args.ids)?, engine.model().summary().vocabulary)
+        let vocabulary = engine.model().summary().vocabulary;
+        let mut steps = Loop::new(engine, args.model.machine.alone(false));
+        let (scores, mut logits) = (Scores::of(&mut steps, &args.ids)?, Vec::new());
+        while let Some(rows) = scores.next(&mut steps)? {
+            logits.extend(rows);
+        }
+        (logits, vocabulary)
     });
     let bytes: Vec<u8> = logits.iter().flat_map(|v| v.to_le_bytes()).collect();
     let shape = vec![args.ids.len(), vocabulary];

@@ -8,19 +8,21 @@ use backend::Backend;
 use checkpoint::Checkpoint;
 use clap::Args;
 use engine::{
-    ChatPrompt, Dialect, Engine, Flow, Generated, Sampler, SamplingParams, Sequence, Task, TemplateInput,
-    Tokenizer, bytes,
+    ChatPrompt, Engine, Grammar, Grammars, Job, Loop, SamplingParams, TemplateInput, Tokenizer, bytes,
 };
 use models::counted;
 use rustyline::error::ReadlineError;
 use serde_json::{Value, json};
 
 use crate::error::Error;
+use crate::form::FormArgs;
+use crate::generate::{Flow, Generated, generate};
 use crate::machine::{Machine, wait_for_weights, with_engine};
 use crate::options::{MachineArgs, parse_ids};
+use crate::sampling::SamplingArgs;
 use crate::source::Source;
 use crate::streamed::Streamed;
-use crate::talk::{Talk, summary};
+use crate::talk::{Answer, Prompt, Talk, print_logprobs, summary};
 use crate::terminal;
 
 /// Tokens of a run over ids when none are asked for.
@@ -39,7 +41,8 @@ pub struct RunArgs {
     machine: MachineArgs,
 
     /// Continue these token ids, separated by commas, instead of text; needs no tokenizer, and end tokens do not stop it
-    #[arg(long, value_name = "IDS", value_parser = parse_ids, conflicts_with_all = ["system", "raw"])]
+    #[arg(long, value_name = "IDS", value_parser = parse_ids,
+        conflicts_with_all = ["system", "raw", "json_schema", "regex", "grammar"])]
     ids: Option<std::vec::Vec<u32>>,
 
     /// With --ids: print the generated ids on one line
@@ -70,6 +73,15 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
 
+    /// Check draft tokens, where the text repeats itself and by a drafting head that the model may have: often
+    /// faster; with fast numerics an answer may differ by rounding
+    #[arg(long)]
+    speculate: bool,
+
+    /// After the answer, print each token with its log probability and the N most probable tokens with theirs
+    #[arg(long, value_name = "N")]
+    logprobs: Option<usize>,
+
     /// For models larger than memory: say how much was read from disk, and how long that was waited for
     #[arg(long)]
     stats: bool,
@@ -79,69 +91,10 @@ pub struct RunArgs {
     quiet: bool,
 
     #[command(flatten)]
+    form: FormArgs,
+
+    #[command(flatten)]
     sampling: SamplingArgs,
-}
-
-/// How tokens are chosen. What is not given follows the model's own recommendation.
-#[derive(Args)]
-#[command(next_help_heading = "Sampling")]
-struct SamplingArgs {
-    /// Always the most probable token
-    #[arg(long, conflicts_with = "temperature")]
-    greedy: bool,
-
-    /// 0: always the most probable token; above: more variety
-    #[arg(long, value_name = "T", allow_negative_numbers = true)]
-    temperature: Option<f32>,
-
-    /// Choose among so many tokens; 0: all
-    #[arg(long, value_name = "K")]
-    top_k: Option<usize>,
-
-    /// Choose among the fewest tokens with this probability together
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
-    top_p: Option<f32>,
-
-    /// Choose among tokens at least this probable, relative to the best
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
-    min_p: Option<f32>,
-
-    /// Above 1: avoid tokens of the text so far
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
-    repetition_penalty: Option<f32>,
-
-    /// Above 0: avoid tokens of the answer so far
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
-    presence_penalty: Option<f32>,
-
-    /// Above 0: avoid them the more, the more often they came
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
-    frequency_penalty: Option<f32>,
-
-    /// The same seed gives the same answer
-    #[arg(long, value_name = "N")]
-    seed: Option<u64>,
-}
-
-impl SamplingArgs {
-    /// The recommendation, overruled by what was given.
-    fn sampler(&self, mut params: SamplingParams) -> Result<Sampler, Error> {
-        fn set<T: Copy>(value: Option<T>, param: &mut T) {
-            *param = value.unwrap_or(*param);
-        }
-        set(self.temperature, &mut params.temperature);
-        set(self.top_k, &mut params.top_k);
-        set(self.top_p, &mut params.top_p);
-        set(self.min_p, &mut params.min_p);
-        set(self.repetition_penalty, &mut params.repetition_penalty);
-        set(self.presence_penalty, &mut params.presence_penalty);
-        set(self.frequency_penalty, &mut params.frequency_penalty);
-        params.seed = self.seed;
-        if self.greedy {
-            params.temperature = 0.0;
-        }
-        Ok(Sampler::new(params)?)
-    }
 }
 
 impl RunArgs {
@@ -151,39 +104,42 @@ impl RunArgs {
         }
     }
 
-    /// Says how an answer went.
-    fn account<B: Machine>(&self, engine: &Engine<B>, generated: &Generated) {
+    /// Prints what was asked for beside an answer, and says how it went.
+    fn account<B: Machine>(
+        &self,
+        steps: &Loop<B>,
+        tokenizer: Option<&Tokenizer>,
+        generated: &Generated,
+    ) -> Result<(), Error> {
+        if self.logprobs.is_some() {
+            print_logprobs(&generated.tokens, tokenizer)?;
+        }
         self.note(&summary(generated));
         if self.stats
-            && let Some(store) = engine.model().backend().store()
+            && let Some(store) = steps.engine().model().backend().store()
         {
             let mut streamed = Streamed::default();
-            let tokens = generated.prompt_tokens - generated.reused_tokens + generated.ids.len();
-            let time = generated.prompt_time + generated.decode_time;
-            streamed.add(tokens, time, Some(store.take_stats()));
+            let computed = generated.prompt_tokens.saturating_sub(generated.reused_tokens);
+            let tokens = computed + generated.tokens.len();
+            streamed.add(tokens, generated.time(), Some(store.take_stats()));
             self.note(&format!("[{streamed}]"));
         }
+        Ok(())
     }
 
-    /// The sequence of the state file, or an empty one.
-    fn sequence<B: Backend>(&self, engine: &Engine<B>) -> Result<Sequence<B>, Error> {
-        match &self.state {
-            Some(path) if path.exists() => {
-                let sequence = engine.load(path)?;
-                self.note(&format!(
-                    "[{} from {}]",
-                    counted(sequence.tokens().len(), "token"),
-                    path.display()
-                ));
-                Ok(sequence)
-            }
-            _ => Ok(engine.sequence()?),
+    /// A loop over the engine, with the sequence of the state file.
+    fn steps<B: Backend>(&self, engine: Engine<B>) -> Result<Loop<B>, Error> {
+        let mut steps = Loop::new(engine, self.machine.alone(self.speculate));
+        if let Some(path) = self.state.as_ref().filter(|path| path.exists()) {
+            let tokens = steps.load(path)?;
+            self.note(&format!("[{} from {}]", counted(tokens, "token"), path.display()));
         }
+        Ok(steps)
     }
 
-    fn save<B: Backend>(&self, engine: &Engine<B>, sequence: &Sequence<B>) -> Result<(), Error> {
+    fn save<B: Backend>(&self, steps: &Loop<B>) -> Result<(), Error> {
         match &self.state {
-            Some(path) => Ok(engine.save(sequence, path)?),
+            Some(path) => Ok(steps.save(path)?),
             None => Ok(()),
         }
     }
@@ -223,6 +179,8 @@ impl RunArgs {
 
 pub fn run(mut args: RunArgs) -> Result<ExitCode, Error> {
     args.machine.quiet = args.quiet;
+    args.machine.drafting = args.speculate;
+    let form = args.form.grammar()?;
     let (source, prompt) = args.split()?;
     if args.ids.is_some() && prompt.is_some() {
         return Err(Error::Usage("give either a PROMPT or --ids".into()));
@@ -234,8 +192,8 @@ pub fn run(mut args: RunArgs) -> Result<ExitCode, Error> {
         introduce(&args, &source, &checkpoint, &engine);
         terminal::catch_interrupts();
         match (tokenizer, &args.ids) {
-            (Some(tokenizer), _) => talk(&args, engine, tokenizer, prompt),
-            (None, ids) => continue_ids(&args, &source, &engine, ids.as_deref().unwrap_or(&[])),
+            (Some(tokenizer), _) => talk(&args, engine, tokenizer, form, prompt),
+            (None, ids) => continue_ids(&args, &source, engine, ids.as_deref().unwrap_or(&[])),
         }
     })
 }
@@ -254,27 +212,27 @@ fn introduce<B: Backend>(args: &RunArgs, source: &Source, checkpoint: &Checkpoin
 fn continue_ids<B: Machine>(
     args: &RunArgs,
     source: &Source,
-    engine: &Engine<B>,
+    engine: Engine<B>,
     ids: &[u32],
 ) -> Result<ExitCode, Error> {
     wait_for_weights(engine.model().backend())?;
-    let mut sequence = args.sequence(engine)?;
-    let mut sampler = args.sampling.sampler(SamplingParams::default())?;
-    let task = Task {
-        prompt: ids,
-        stable: 0,
+    let sampling = args.sampling.params(SamplingParams::default())?;
+    let mut steps = args.steps(engine)?;
+    let job = |listener| Job {
         max_tokens: Some(args.max_tokens.unwrap_or(DEFAULT_IDS)),
-        end_ids: &[],
+        sampling,
+        logprobs: args.logprobs,
+        ..Job::new(ids.to_vec(), listener)
     };
-    let watch = |_| if terminal::interrupted() { Flow::Stop } else { Flow::Continue };
-    let generated = engine.generate(&mut sequence, &task, &mut sampler, watch)?;
-    let text = match source.tokenizer() {
-        Ok(tokenizer) if !args.print_ids => tokenizer.decode(&generated.ids, false)?,
-        _ => generated.ids.iter().map(u32::to_string).collect::<Vec<_>>().join(","),
+    let generated = generate(&mut steps, job, |_| Ok(Flow::Continue))?;
+    let tokenizer = if args.print_ids { None } else { source.tokenizer().ok() };
+    let text = match &tokenizer {
+        Some(tokenizer) => tokenizer.decode(&generated.ids(), false)?,
+        None => generated.ids().iter().map(u32::to_string).collect::<Vec<_>>().join(","),
     };
     writeln!(stdout(), "{text}")?;
-    args.account(engine, &generated);
-    args.save(engine, &sequence)?;
+    args.account(&steps, tokenizer.as_ref(), &generated)?;
+    args.save(&steps)?;
     Ok(if terminal::interrupted() { ExitCode::from(130) } else { ExitCode::SUCCESS })
 }
 
@@ -282,23 +240,28 @@ fn talk<B: Machine>(
     args: &RunArgs,
     engine: Engine<B>,
     tokenizer: Tokenizer,
+    form: Option<Grammar>,
     prompt: Option<&str>,
 ) -> Result<ExitCode, Error> {
     let mut params = SamplingParams::default();
     tokenizer.generation_defaults().apply(&mut params);
+    let grammars = Grammars::new(&tokenizer, engine.model().summary().vocabulary);
+    // A form that cannot be used is said before anything is asked.
+    form.as_ref().map(|form| grammars.constraint(form)).transpose()?;
     let mut talk = Talk {
-        sequence: args.sequence(&engine)?,
-        sampler: args.sampling.sampler(params)?,
+        steps: args.steps(engine)?,
+        sampling: args.sampling.params(params)?,
         stops: args.stop.clone(),
         max_tokens: args.max_tokens,
-        engine,
+        logprobs: args.logprobs,
+        grammars,
+        form,
         tokenizer,
     };
     let Some(prompt) = args.text(prompt)? else { return chat(args, &mut talk) };
-    let raw = args.raw || !talk.tokenizer.has_chat_template();
-    let answer = if raw {
+    let answer = if args.raw || !talk.tokenizer.has_chat_template() {
         let ids = talk.tokenizer.encode(&prompt, true)?;
-        talk.answer(&ids, ids.len(), None)?
+        talk.answer(Prompt { text: &prompt, stable: ids.len(), ids, is_chat: false })?
     } else {
         if prompt.trim().is_empty() {
             return Err(engine::Error::EmptyPrompt.into());
@@ -306,8 +269,8 @@ fn talk<B: Machine>(
         Conversation::new(args).ask(&mut talk, &prompt)?
     };
     writeln!(stdout())?;
-    args.account(&talk.engine, &answer.generated);
-    args.save(&talk.engine, &talk.sequence)?;
+    args.account(&talk.steps, Some(&talk.tokenizer), &answer.generated)?;
+    args.save(&talk.steps)?;
     Ok(if answer.interrupted { ExitCode::from(130) } else { ExitCode::SUCCESS })
 }
 
@@ -338,11 +301,11 @@ impl Conversation {
     }
 
     /// Says `text` to the model and prints its answer; both become part of the conversation.
-    fn ask<B: Machine>(&mut self, talk: &mut Talk<B>, text: &str) -> Result<crate::talk::Answer, Error> {
+    fn ask<B: Machine>(&mut self, talk: &mut Talk<B>, text: &str) -> Result<Answer, Error> {
         self.messages.push(json!({"role": "user", "content": text}));
         let ChatPrompt { text, ids, stable } = self.prompt(&talk.tokenizer)?;
-        let thoughts_end = Dialect::of(&talk.tokenizer).open_thoughts(&text);
-        let answer = talk.answer(&ids, stable, thoughts_end).inspect_err(|_| {
+        let prompt = Prompt { text: &text, ids, stable, is_chat: true };
+        let answer = talk.answer(prompt).inspect_err(|_| {
             self.messages.pop();
         })?;
         self.messages.push(json!({"role": "assistant", "content": answer.text}));
@@ -397,13 +360,13 @@ fn chat<B: Machine>(args: &RunArgs, talk: &mut Talk<B>) -> Result<ExitCode, Erro
         match conversation.ask(talk, line) {
             Ok(answer) => {
                 writeln!(stdout())?;
-                args.account(&talk.engine, &answer.generated);
+                args.account(&talk.steps, Some(&talk.tokenizer), &answer.generated)?;
             }
             Err(Error::Output(e)) => return Err(e.into()),
             // One question too many for the context, say, must not end the conversation.
             Err(error) => eprintln!("pleiad: {error}"),
         }
     }
-    args.save(&talk.engine, &talk.sequence)?;
+    args.save(&talk.steps)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -142,6 +142,8 @@ impl ServeArgs {
             prefix_memory: self.prefix_memory.unwrap_or(defaults.prefix_memory),
             prefix_folder: self.prefix_folder.clone(),
             speculate: !self.no_speculation,
+            trace: self.machine.trace(),
+            ..defaults
         }
     }
 }

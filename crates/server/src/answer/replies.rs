@@ -76,14 +76,13 @@ pub fn ask(
             let mut sampling = question.sampling.clone();
             sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(copy as u64));
             app.model.answers.submit(Job {
-                prompt: prompt.ids.clone(),
                 stable: prompt.stable,
                 max_tokens: question.max_tokens,
                 end_ids: tokenizer.eos_ids().to_vec(),
                 sampling,
                 constraint: constraints.next(),
                 logprobs: question.logprobs,
-                listener: Box::new(feed),
+                ..Job::new(prompt.ids.clone(), Box::new(feed))
             })?;
             let reader = prompt.reader();
             // A dialect reads special tokens; plain text has none.
@@ -146,6 +145,7 @@ impl Replies {
     fn take(&mut self, index: usize, update: Update) {
         let Some(answer) = self.running.get_mut(index).filter(|answer| !answer.ended) else { return };
         let events = match update {
+            Update::Prompt { .. } | Update::PromptLogits(_) => Vec::new(),
             Update::Started { reused } => {
                 answer.choice.started(reused);
                 vec![Event::Started]

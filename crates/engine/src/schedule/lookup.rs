@@ -1,15 +1,17 @@
-//! Guessing the next tokens where a text repeats itself: after the same few tokens there comes what came the last time.
+//! Prompt lookup: drafts the next tokens where a text repeats itself. After the same few tokens there
+//! comes what came the last time.
 //!
-//! Guesses are checked in one step with the token before them, which reads each weight once for all, and dropped from the first
-//! wrong one on. Right or wrong, tokens are chosen as they would be one by one.
+//! Draft tokens are checked in one step with the token before them, which reads each weight once for
+//! all, and dropped from the first rejected one on. Accepted or not, tokens are chosen as they would be
+//! one by one.
 
-/// Tokens that must be the same before a guess is made.
+/// Tokens that must be the same before a draft is made.
 const CONTEXT: usize = 4;
 
 /// Tokens searched backwards: enough for a long chat, and no time beside a step.
 const REACH: usize = 32_768;
 
-/// Most tokens guessed at once, and after a success that was not complete.
+/// Most tokens drafted at once, and after a success that was not complete.
 const MOST: usize = 16;
 const LEAST: usize = 2;
 
@@ -17,25 +19,25 @@ const LEAST: usize = 2;
 const PAUSE: usize = 8;
 const LONGEST_PAUSE: usize = 256;
 
-/// Guesses for one sequence, and how they went.
+/// Drafts for one sequence, and how they fared.
 #[derive(Debug)]
-pub(super) struct Guesses {
-    /// Tokens to guess at once.
+pub(super) struct Lookup {
+    /// Tokens to draft at once.
     length: usize,
-    /// No guess before the sequence has so many tokens.
+    /// No draft before the sequence has so many tokens.
     not_before: usize,
     pause: usize,
 }
 
-impl Default for Guesses {
+impl Default for Lookup {
     fn default() -> Self {
         Self { length: 4, not_before: 0, pause: PAUSE }
     }
 }
 
-impl Guesses {
+impl Lookup {
     /// What probably follows `tokens`, at most `most`; nothing where there is no hint.
-    pub fn guess<'a>(&self, tokens: &'a [u32], most: usize) -> &'a [u32] {
+    pub fn find<'a>(&self, tokens: &'a [u32], most: usize) -> &'a [u32] {
         if tokens.len() < self.not_before.max(2 * CONTEXT) {
             return &[];
         }
@@ -49,17 +51,17 @@ impl Guesses {
         })
     }
 
-    /// Learns how a guess went that was made when the sequence had `len` tokens.
-    pub fn learn(&mut self, len: usize, guessed: usize, right: usize) {
-        if right == guessed {
+    /// Learns how a draft fared that was made when the sequence had `len` tokens.
+    pub fn learn(&mut self, len: usize, drafted: usize, accepted: usize) {
+        if accepted == drafted {
             self.length = (2 * self.length).min(MOST);
             self.pause = PAUSE;
         } else {
-            self.length = (right + 1).clamp(LEAST, MOST);
+            self.length = (accepted + 1).clamp(LEAST, MOST);
         }
-        // A step with guesses must bring in more than it costs.
-        if 2 * right < guessed {
-            self.not_before = len + right + self.pause;
+        // A step with drafts must bring in more than it costs.
+        if 2 * accepted < drafted {
+            self.not_before = len + accepted + self.pause;
             self.pause = (2 * self.pause).min(LONGEST_PAUSE);
         }
     }
@@ -70,8 +72,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn guesses_what_came_after_the_same_tokens() {
-        let guesses = Guesses::default();
+    fn finds_what_came_after_the_same_tokens() {
+        let lookup = Lookup::default();
         let cases: [(&[u32], &[u32]); 5] = [
             (&[], &[]),
             (&[1, 2, 3, 4, 5, 6, 7, 8], &[]),
@@ -82,24 +84,24 @@ mod tests {
             (&[7, 7, 7, 7, 7, 7, 7, 7, 7], &[7]),
         ];
         for (tokens, expected) in cases {
-            assert_eq!(guesses.guess(tokens, 16), expected, "{tokens:?}");
+            assert_eq!(lookup.find(tokens, 16), expected, "{tokens:?}");
         }
-        assert_eq!(guesses.guess(&[1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4], 2), [5, 6]);
+        assert_eq!(lookup.find(&[1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4], 2), [5, 6]);
     }
 
     #[test]
     fn failures_make_it_pause_and_successes_bolder() {
         let tokens: Vec<u32> = [1, 2, 3, 4, 5, 6, 7, 8].repeat(10);
-        let mut guesses = Guesses::default();
-        guesses.learn(40, 4, 0);
-        assert!(guesses.guess(&tokens[..47], 16).is_empty());
-        assert_eq!(guesses.guess(&tokens[..48], 16).len(), LEAST);
-        guesses.learn(48, 2, 2);
-        guesses.learn(51, 4, 4);
-        assert_eq!(guesses.guess(&tokens[..56], 16).len(), 8);
+        let mut lookup = Lookup::default();
+        lookup.learn(40, 4, 0);
+        assert!(lookup.find(&tokens[..47], 16).is_empty());
+        assert_eq!(lookup.find(&tokens[..48], 16).len(), LEAST);
+        lookup.learn(48, 2, 2);
+        lookup.learn(51, 4, 4);
+        assert_eq!(lookup.find(&tokens[..56], 16).len(), 8);
         for _ in 0..20 {
-            guesses.learn(60, 4, 0);
+            lookup.learn(60, 4, 0);
         }
-        assert_eq!(guesses.not_before, 60 + LONGEST_PAUSE);
+        assert_eq!(lookup.not_before, 60 + LONGEST_PAUSE);
     }
 }
