@@ -8,7 +8,7 @@
 //! a value's slots. Its image is of halves all the same, and exact. A cache of codes (`ops/q8.rs`) has them as rows, but those of keys, with
 //! fast numerics, in the same places; and their scales as `[group][slot]` of a block.
 
-use ::backend::{CacheFloat, Error, KvImage, KvShape, Result};
+use ::backend::{CacheFloat, Error, Handle, KvImage, KvShape, Result};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
@@ -444,5 +444,13 @@ impl KvCache {
             }
         }
         Ok(cache)
+    }
+}
+
+impl Handle for KvCache {
+    type Shape = (KvShape, usize);
+
+    fn shape(&self) -> (KvShape, usize) {
+        (self.shape, self.len)
     }
 }
