@@ -3,8 +3,8 @@
 use std::ops::Deref;
 
 use crate::{
-    Activation, Attention, Batch, Blocks, GatedDelta, GdnShape, GdnVectors, Handle, Head, KvShape, LatentAttention,
-    LatentScores, Mlp, Moe, Ops, Result, Routing, Scores, Shared, check,
+    Activation, Attention, Batch, Blocks, GatedDelta, GdnShape, GdnVectors, Handle, Head, KvShape,
+    LatentAttention, LatentScores, Mlp, Moe, Ops, Result, Routing, Scores, Shared, check,
 };
 
 /// What models, blocks and tests call: [`Ops`] and [`Blocks`] behind their checks. Methods that need none are the
@@ -117,6 +117,12 @@ impl<B: Ops> Checked<'_, B> {
         let count = weights.shape().len();
         let wrong = |_| check::error("matmul", "the number of matrices", count, N);
         self.matmuls(x, weights)?.try_into().map_err(wrong)
+    }
+
+    /// The same of the one matrix.
+    pub fn matmul(&self, x: &B::Tensor, weight: &B::Linear) -> Result<B::Tensor> {
+        let [y] = self.matmuls_of(x, weight)?;
+        Ok(y)
     }
 
     /// [`Ops::matmul_add`]

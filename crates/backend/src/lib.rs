@@ -23,7 +23,8 @@ mod weights;
 
 pub use batch::{Batch, Span};
 pub use blocks::{
-    Attention, Blocks, DenseBranch, GatedDelta, GdnLayout, Head, KeyValues, LatentAttention, Mlp, Moe, Norm, Residual,
+    Attention, Blocks, DenseBranch, GatedDelta, GdnLayout, Head, KeyValues, LatentAttention, Mlp, Moe, Norm,
+    Residual,
 };
 pub use cache::Cache;
 pub use checked::Checked;
@@ -33,8 +34,8 @@ pub use profile::OperationTime;
 pub use rope::{Pairing, RopeSpec, YarnSpec};
 pub use run::Run;
 pub use shapes::{
-    Activation, CacheFloat, ExpertShape, GdnShape, GdnVectors, GroupedSigmoid, Handle, HeadShape, KvImage, KvShape,
-    LatentScores, LinearShape, RecurrentImage, RoutedShape, Routing, Scores, Shape, Shared,
+    Activation, CacheFloat, ExpertShape, GdnShape, GdnVectors, GroupedSigmoid, Handle, HeadShape, KvImage,
+    KvShape, LatentScores, LinearShape, RecurrentImage, RoutedShape, Routing, Scores, Shape, Shared,
 };
 pub use top::{largest, largest_allowed};
 pub use weights::Weights;

@@ -1,8 +1,8 @@
 //! The operations: one formula each, no fusion.
 
 use crate::{
-    Activation, Batch, GdnShape, GdnVectors, Handle, KvShape, LatentScores, Result, RoutedShape, Routing, Scores,
-    Shared, Span, Weights,
+    Activation, Batch, GdnShape, GdnVectors, Handle, KvShape, LatentScores, Result, RoutedShape, Routing,
+    Scores, Shared, Span, Weights,
 };
 
 /// What a machine can compute, one formula per method.

@@ -1,15 +1,9 @@
 //! The blocks as compositions of operations: what they mean, and what a machine without a fused kernel runs.
 
 use crate::{
-    Attention, Batch, Checked, GatedDelta, GdnLayout, Handle, Head, LatentAttention, LatentScores, Mlp, Moe, Norm,
-    Ops, Residual, Result, Scores, Shared,
+    Attention, Batch, Checked, GatedDelta, GdnLayout, Handle, Head, LatentAttention, LatentScores, Mlp, Moe,
+    Norm, Ops, Residual, Result, Scores, Shared,
 };
-
-/// `W x`, of the one matrix.
-pub fn matmul<B: Ops>(b: &Checked<'_, B>, x: &B::Tensor, w: &B::Linear) -> Result<B::Tensor> {
-    let [y] = b.matmuls_of(x, w)?;
-    Ok(y)
-}
 
 /// `rms(x) * w`
 pub fn norm<B: Ops>(b: &Checked<'_, B>, x: &B::Tensor, norm: &Norm<B::Tensor>) -> Result<B::Tensor> {
@@ -26,9 +20,7 @@ fn project<B: Ops>(
 ) -> Result<B::Tensor> {
     match residual {
         Residual::Plain => b.matmul_add(y, w, h),
-        Residual::PostNorm { norm, factor } => {
-            b.norm_add(&h, &matmul(b, y, w)?, &norm.w, norm.eps, *factor)
-        }
+        Residual::PostNorm { norm, factor } => b.norm_add(&h, &b.matmul(y, w)?, &norm.w, norm.eps, *factor),
     }
 }
 
@@ -40,7 +32,20 @@ pub fn attention<B: Ops>(
     batch: &Batch<B>,
     caches: &mut [&mut B::KvCache],
 ) -> Result<B::Tensor> {
-    let mut parts = b.matmuls(&norm(b, &h, &w.norm)?, &w.projections)?.into_iter();
+    let projected = b.matmuls(&norm(b, &h, &w.norm)?, &w.projections)?;
+    let y = attention_core(b, projected, w, batch, caches)?;
+    project(b, h, &y, &w.out, &w.residual)
+}
+
+/// The block from its projections to what its output projection takes.
+pub fn attention_core<B: Ops>(
+    b: &Checked<'_, B>,
+    projected: Vec<B::Tensor>,
+    w: &Attention<B>,
+    batch: &Batch<B>,
+    caches: &mut [&mut B::KvCache],
+) -> Result<B::Tensor> {
+    let mut parts = projected.into_iter();
     let mut part = || parts.next().ok_or_else(|| w.missing_part());
     let (mut q, mut gate) = (part()?, None);
     if w.gated {
@@ -59,11 +64,11 @@ pub fn attention<B: Ops>(
     let q = b.rms_norm_heads(q, Some(&w.q_norm.w), w.heads, w.q_norm.eps)?;
     let q = b.rope(q, batch, &w.rope, w.heads)?;
     let caches: Vec<&B::KvCache> = caches.iter().map(|cache| &**cache).collect();
-    let mut y = b.sdpa(&q, batch, &caches, &w.scores())?;
-    if let Some(gate) = gate {
-        y = b.sigmoid_gate(y, &gate)?;
+    let y = b.sdpa(&q, batch, &caches, &w.scores())?;
+    match gate {
+        Some(gate) => b.sigmoid_gate(y, &gate),
+        None => Ok(y),
     }
-    project(b, h, &y, &w.out, &w.residual)
 }
 
 impl<B: crate::Weights> Attention<B> {
@@ -79,7 +84,12 @@ impl<B: crate::Weights> Attention<B> {
     }
 
     fn missing_part(&self) -> crate::Error {
-        crate::check::error("attention", "the number of projections", self.projections.shape().len(), "2 or 3")
+        crate::check::error(
+            "attention",
+            "the number of projections",
+            self.projections.shape().len(),
+            "2 or 3",
+        )
     }
 }
 
@@ -91,7 +101,7 @@ pub fn latent_projections<B: Ops>(
 ) -> Result<[B::Tensor; 2]> {
     let [q, kv] = b.matmuls_of(&norm(b, h, &w.norm)?, &w.projections)?;
     let q = match &w.query {
-        Some((query_norm, up)) => matmul(b, &norm(b, &q, query_norm)?, up)?,
+        Some((query_norm, up)) => b.matmul(&norm(b, &q, query_norm)?, up)?,
         None => q,
     };
     Ok([q, kv])
@@ -256,7 +266,8 @@ fn route<B: Ops>(b: &Checked<'_, B>, h: &B::Tensor, w: &Moe<B>) -> Result<Routed
     let x = norm(b, h, &w.norm)?;
     let own = w.router_norm.as_ref().map(|own| norm(b, h, own)).transpose()?;
     let mut parts = b.matmuls(own.as_ref().unwrap_or(&x), &w.router)?.into_iter();
-    let logits = parts.next().ok_or_else(|| crate::check::error("moe", "the router's matrices", 0, "1 or 2"))?;
+    let logits =
+        parts.next().ok_or_else(|| crate::check::error("moe", "the router's matrices", 0, "1 or 2"))?;
     let gate = parts.next();
     let routes = b.route(&logits, &w.routing)?;
     Ok(Routed { x, gate, routes })
@@ -296,7 +307,7 @@ pub fn moe<B: Ops>(b: &Checked<'_, B>, h: B::Tensor, w: &Moe<B>) -> Result<B::Te
         (None, Residual::Plain) => return experts(b, &h, w, true),
         (None, _) => experts(b, &h, w, false)?,
         (Some(branch), _) => {
-            let dense = matmul(b, &mlp_inside(b, &h, &branch.mlp)?, &branch.mlp.down)?;
+            let dense = b.matmul(&mlp_inside(b, &h, &branch.mlp)?, &branch.mlp.down)?;
             let routed = experts(b, &h, w, false)?;
             let [wa, wb] = [&branch.mlp_norm, &branch.experts_norm];
             b.combine_norm(&dense, &wa.w, &routed, &wb.w, wa.eps)?
@@ -310,7 +321,7 @@ pub fn moe<B: Ops>(b: &Checked<'_, B>, h: B::Tensor, w: &Moe<B>) -> Result<B::Te
 
 /// [`Blocks::logits`](crate::Blocks::logits)
 pub fn logits<B: Ops>(b: &Checked<'_, B>, h: &B::Tensor, w: &Head<'_, B>) -> Result<B::Tensor> {
-    let logits = matmul(b, &norm(b, h, w.norm)?, w.linear)?;
+    let logits = b.matmul(&norm(b, h, w.norm)?, w.linear)?;
     match w.soft_cap {
         Some(cap) => b.soft_cap(logits, cap),
         None => Ok(logits),

@@ -2,17 +2,27 @@
 
 use super::{convolution, equal, error, gdn_gates, gdn_shape, heads, per_span, vector};
 use crate::{
-    Attention, GatedDelta, GdnShape, Handle, KvShape, LatentAttention, LinearShape, Mlp, Moe, Residual, Result,
-    Routing, Shape, Span, Weights,
+    Attention, GatedDelta, GdnShape, Handle, KvShape, LatentAttention, LinearShape, Mlp, Moe, Residual,
+    Result, Routing, Shape, Span, Weights,
 };
 
 /// That a linear layer is one matrix of this shape.
-fn single(operation: &'static str, what: &'static str, linear: LinearShape, rows: usize, cols: usize) -> Result<()> {
+fn single(
+    operation: &'static str,
+    what: &'static str,
+    linear: LinearShape,
+    rows: usize,
+    cols: usize,
+) -> Result<()> {
     equal(operation, "the number of matrices", linear.len(), 1)?;
     equal(operation, what, Shape { rows: linear.outputs()[0], cols: linear.inputs }, Shape { rows, cols })
 }
 
-fn residual<T: Handle<Shape = Shape>>(operation: &'static str, residual: &Residual<T>, width: usize) -> Result<()> {
+fn residual<T: Handle<Shape = Shape>>(
+    operation: &'static str,
+    residual: &Residual<T>,
+    width: usize,
+) -> Result<()> {
     match residual {
         Residual::Plain => Ok(()),
         Residual::PostNorm { norm, .. } => vector(operation, "the norm behind", norm.w.shape(), width),

@@ -5,8 +5,8 @@ use std::fmt::Display;
 use checkpoint::Weight;
 
 use crate::{
-    Error, ExpertShape, GdnShape, GroupedSigmoid, Handle, HeadShape, KvImage, KvShape, LinearShape, RecurrentImage,
-    Result, RoutedShape, Routing, Scores, Shape, Shared, Span,
+    Error, ExpertShape, GdnShape, GroupedSigmoid, Handle, HeadShape, KvImage, KvShape, LinearShape,
+    RecurrentImage, Result, RoutedShape, Routing, Scores, Shape, Shared, Span,
 };
 
 pub mod blocks;
@@ -59,7 +59,12 @@ pub fn rows(operation: &'static str, what: &'static str, x: Shape, spans: &[Span
 pub fn linear(weights: &[&Weight]) -> Result<LinearShape> {
     const OP: &str = "linear";
     let Some(first) = weights.first().filter(|_| weights.len() <= LinearShape::MOST) else {
-        return Err(error(OP, "the number of matrices", weights.len(), format!("1 to {}", LinearShape::MOST)));
+        return Err(error(
+            OP,
+            "the number of matrices",
+            weights.len(),
+            format!("1 to {}", LinearShape::MOST),
+        ));
     };
     for weight in weights {
         equal(OP, "the matrices of a weight", weight.count, 1)?;
@@ -278,7 +283,8 @@ pub fn sdpa(
         }
         equal(OP, "the value width of a cache", cache.value_dim, *width.get_or_insert(cache.value_dim))?;
         equal(OP, "the tokens in a cache", len, span.position + span.len)?;
-        if let Some(kept) = cache.window.filter(|kept| len > *kept && scores.window.is_none_or(|w| w > *kept)) {
+        if let Some(kept) = cache.window.filter(|kept| len > *kept && scores.window.is_none_or(|w| w > *kept))
+        {
             let found = scores.window.map_or("none".into(), |window| window.to_string());
             return Err(error(OP, "the window", found, format!("at most the {kept} tokens the cache keeps")));
         }
@@ -305,14 +311,23 @@ pub fn mla_attention(
         equal(OP, "the width of a cached latent", cache.key_dim, rank + pe)?;
         equal(OP, "the tokens in a cache", len, span.position + span.len)?;
         if let Some(kept) = cache.window.filter(|kept| len > *kept) {
-            return Err(error(OP, "a cache", format!("a ring of {kept} tokens"), format!("all {len} tokens")));
+            return Err(error(
+                OP,
+                "a cache",
+                format!("a ring of {kept} tokens"),
+                format!("all {len} tokens"),
+            ));
         }
     }
     Ok(())
 }
 
 /// `mla_absorb_q` and `mla_unabsorb`: `x [n, heads * in]` against one matrix `[out, in]` per head; returns `[n, heads * out]`.
-pub fn head_matmul(operation: &'static str, x: Shape, HeadShape { heads, matrix }: HeadShape) -> Result<Shape> {
+pub fn head_matmul(
+    operation: &'static str,
+    x: Shape,
+    HeadShape { heads, matrix }: HeadShape,
+) -> Result<Shape> {
     equal(operation, "the width of x", x.cols, heads * matrix.cols)?;
     Ok(Shape { rows: x.rows, cols: heads * matrix.rows })
 }
@@ -344,7 +359,12 @@ fn groups(experts: usize, spec: &GroupedSigmoid) -> Result<()> {
     }
     let kept = spec.kept_groups * size;
     if spec.top_k > kept {
-        return Err(error("route", "top_k", spec.top_k, format!("at most {kept} experts of the kept groups")));
+        return Err(error(
+            "route",
+            "top_k",
+            spec.top_k,
+            format!("at most {kept} experts of the kept groups"),
+        ));
     }
     Ok(())
 }

@@ -1,8 +1,6 @@
 //! Blocks that this machine does another way than as compositions.
 
-use ::backend::{
-    Batch, Blocks, Checked, GatedDelta, Handle, LatentAttention, Moe, Result, reference,
-};
+use ::backend::{Batch, Blocks, Checked, GatedDelta, Handle, LatentAttention, Moe, Result, reference};
 
 use crate::ops::gdn;
 use crate::ops::latent::{Latent, Widths};
@@ -19,7 +17,8 @@ impl Cpu {
     ) -> Tensor {
         let _time = self.time("latent_attention");
         let [embed, unembed] = [&w.embed_q, &w.unembed_out].map(|matrices| matrices.shape().matrix);
-        let widths = Widths { rank: embed.rows, pe: w.rope.rotary_dim(), nope: embed.cols, value: unembed.rows };
+        let widths =
+            Widths { rank: embed.rows, pe: w.rope.rotary_dim(), nope: embed.cols, value: unembed.rows };
         let layer = Latent {
             q: q.values(),
             q_pe: q_pe.values(),

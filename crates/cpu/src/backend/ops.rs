@@ -1,8 +1,8 @@
 //! The operations: call `ops`, wrap the result.
 
 use ::backend::{
-    Activation, Batch, GdnShape, GdnVectors, Handle, LatentScores, Ops, Result, Routing, Scores, Shape, Shared, Span,
-    largest_allowed,
+    Activation, Batch, GdnShape, GdnVectors, Handle, LatentScores, Ops, Result, Routing, Scores, Shape,
+    Shared, Span, largest_allowed,
 };
 use checkpoint::Weight;
 
@@ -38,12 +38,7 @@ impl Ops for Cpu {
         Ok(())
     }
 
-    fn read_top(
-        &self,
-        x: &Tensor,
-        k: usize,
-        allowed: &[Option<&[u32]>],
-    ) -> Result<Vec<Vec<(u32, f32)>>> {
+    fn read_top(&self, x: &Tensor, k: usize, allowed: &[Option<&[u32]>]) -> Result<Vec<Vec<(u32, f32)>>> {
         let _time = self.time("read_top");
         let mut rows = vec![Vec::new(); x.shape().rows];
         let find = |t: usize, row: &mut [_]| {
@@ -178,14 +173,7 @@ impl Ops for Cpu {
         Ok(self.change(x, |x| norm::rms_in_place(&self.machine, x, w.map(Tensor::values), width, eps)))
     }
 
-    fn norm_add(
-        &self,
-        r: &Tensor,
-        x: &Tensor,
-        w: &Tensor,
-        eps: f32,
-        factor: f32,
-    ) -> Result<Tensor> {
+    fn norm_add(&self, r: &Tensor, x: &Tensor, w: &Tensor, eps: f32, factor: f32) -> Result<Tensor> {
         let _time = self.time("norm_add");
         let Shape { rows, cols } = x.shape();
         Ok(self.fill(rows, cols, |y| {
@@ -206,7 +194,13 @@ impl Ops for Cpu {
         Ok(self.change(x, |x| elementwise::sigmoid_gate(&self.machine, x, g.values())))
     }
 
-    fn rope(&self, x: Tensor, batch: &Batch<Self>, spec: &::backend::RopeSpec, heads: usize) -> Result<Tensor> {
+    fn rope(
+        &self,
+        x: Tensor,
+        batch: &Batch<Self>,
+        spec: &::backend::RopeSpec,
+        heads: usize,
+    ) -> Result<Tensor> {
         let _time = self.time("rope");
         let cols = x.shape().cols;
         let width = cols / heads;
@@ -224,13 +218,7 @@ impl Ops for Cpu {
         self.append(batch, caches, |t| ([k.row(t), &[]], v.row(t)))
     }
 
-    fn sdpa(
-        &self,
-        q: &Tensor,
-        batch: &Batch<Self>,
-        caches: &[&KvCache],
-        scores: &Scores,
-    ) -> Result<Tensor> {
+    fn sdpa(&self, q: &Tensor, batch: &Batch<Self>, caches: &[&KvCache], scores: &Scores) -> Result<Tensor> {
         let _time = self.time("sdpa");
         let Some(shape) = caches.first().map(|cache| cache.shape) else { return Ok(q.clone()) };
         let group = scores.heads / shape.heads;

@@ -1,8 +1,6 @@
 //! Caches, and how steps run.
 
-use ::backend::{
-    Cache, GdnShape, KvImage, KvShape, OperationTime, RecurrentImage, Result, Run, check,
-};
+use ::backend::{Cache, GdnShape, KvImage, KvShape, OperationTime, RecurrentImage, Result, Run, check};
 
 use crate::profile::Profile;
 use crate::{Cpu, KvCache, Numerics, Recurrent};

@@ -1,8 +1,8 @@
 //! Norms.
 
 use super::silu_lane;
-use crate::vector::{LANES, vectorised};
 use crate::Machine;
+use crate::vector::{LANES, vectorised};
 
 /// `sum(v^2)` in f64: a square of an outlier must not swallow the rest.
 #[inline(always)]
