@@ -162,7 +162,7 @@ mod tests {
     /// Software or not; none where the machine has no adapter that kernels can wait on.
     fn gpu() -> Option<Gpu> {
         let options = Options { adapter: Choice::Any, chains: Some(true), ..Options::default() };
-        let opened = Gpu::new(&options).inspect_err(|error| println!("skipped: {error}")).ok();
+        let opened = Gpu::new(&options).inspect_err(|error| testing::skipped("gpu", error)).ok();
         opened.filter(|gpu| gpu.device.chains)
     }
 

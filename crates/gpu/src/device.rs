@@ -340,7 +340,7 @@ mod tests {
     /// Software or not; none where the machine has no adapter at all.
     fn gpu() -> Option<Gpu> {
         let opened = Gpu::new(&Options { adapter: Choice::Any, ..Options::default() });
-        opened.inspect_err(|error| println!("skipped: {error}")).ok()
+        opened.inspect_err(|error| testing::skipped("gpu", error)).ok()
     }
 
     #[test]

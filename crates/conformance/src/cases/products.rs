@@ -5,7 +5,7 @@ use checkpoint::{Float, Format};
 
 use super::{in_chunks, y};
 use crate::formulas::{norms, products};
-use crate::weights::{BF16, F16, F32, Q4, Recipe, affine, format_name, formats, fp8};
+use crate::weights::{BF16, F16, F32, Q4, Recipe, affine, format_name, formats, fp8, in_pairs};
 use crate::{Bound, Case, Output};
 
 /// Tokens, outputs, inputs, format, bound. Odd sizes where the format allows them.
@@ -37,17 +37,20 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     for format in formats() {
         let name = format_name(format);
         let recipe = Recipe::new(format, 19, 256);
-        cases.push(matmul(format!("{name}, n=3, [19, 256]"), 3, recipe, SMALL));
-        cases.push(matmul(
-            format!("{name} unaligned with bias, n=1, [19, 256]"),
-            1,
-            recipe.unaligned().bias(),
-            SMALL,
-        ));
-        cases.push(embed(format!("{name}, n=6, [19, 256]"), recipe));
+        let mut these = vec![
+            matmul(format!("{name}, n=3, [19, 256]"), 3, recipe, SMALL),
+            matmul(
+                format!("{name} unaligned with bias, n=1, [19, 256]"),
+                1,
+                recipe.unaligned().bias(),
+                SMALL,
+            ),
+            embed(format!("{name}, n=6, [19, 256]"), recipe),
+        ];
         if recipe.quantisable() {
-            cases.push(quantised(format!("{name} as a converter writes it, n=4, [19, 256]"), recipe));
+            these.push(quantised(format!("{name} as a converter writes it, n=4, [19, 256]"), recipe));
         }
+        cases.extend(these.into_iter().map(|case| case.combination(!in_pairs(format))));
     }
     for (n, rows, cols, format, bound) in SHAPES {
         let detail = format!("{}, n={n}, [{rows}, {cols}]", format_name(format));

@@ -1,28 +1,23 @@
 //! Steps that a GPU records before their token is known: answers are those of one step after the other, whatever becomes of them. A
 //! machine without any adapter skips these tests, and says so.
 
-use std::sync::OnceLock;
-
 use backend::{Backend, CacheFloat, largest};
 use conformance::models::{Fixture, fixtures_folder, logits_in_chunks};
 use engine::{
     Engine, EngineOptions, Event, Finish, Flow, Generated, Sampler, SamplingParams, Sequence, Task,
 };
-use gpu::{Choice, Gpu, Numerics, Options};
+use gpu::Gpu;
 use models::{Logits, Model, Request};
+
+use crate::devices::{barriers, chained, exact, thorough};
 
 /// One of each kind: attention alone, a sliding window, a latent cache, recurrent layers.
 const FIXTURES: [&str; 4] = ["qwen3_moe-bf16", "gemma4-moe-4bit", "deepseek_v3-4bit", "qwen3_5_moe-4bit"];
 
-/// The adapter, opened once: kernels are compiled only once too.
-fn exact() -> Option<Gpu> {
-    static GPU: OnceLock<Option<Gpu>> = OnceLock::new();
-    GPU.get_or_init(|| open(Numerics::Exact)).clone()
-}
-
-fn open(numerics: Numerics) -> Option<Gpu> {
-    let opened = Gpu::new(&Options { adapter: Choice::Any, numerics, ..Options::default() });
-    opened.inspect_err(|error| println!("skipped: {error}")).ok()
+/// Devices with either numerics; on software behind barriers only with `--full`.
+fn devices() -> impl Iterator<Item = Gpu> {
+    let barriers = exact().filter(thorough).and_then(|_| barriers());
+    exact().into_iter().chain(chained()).chain(barriers)
 }
 
 fn engine(gpu: &Gpu, name: &str, context: Option<usize>) -> Engine<Gpu> {
@@ -78,7 +73,7 @@ fn generate(
 /// A sequence that begins before its caches grow and ends after that.
 #[test]
 fn logits_are_the_same_bits() {
-    for gpu in exact().into_iter().chain(open(Numerics::Fast)) {
+    for gpu in devices() {
         for name in FIXTURES {
             let engine = engine(&gpu, name, None);
             let model = engine.model();
@@ -105,7 +100,7 @@ fn logits_are_the_same_bits() {
 /// The device goes on with tokens that it has chosen itself, one further than the host knows.
 #[test]
 fn chosen_tokens_are_the_likeliest() {
-    for gpu in exact().into_iter().chain(open(Numerics::Fast)) {
+    for gpu in devices() {
         for name in FIXTURES {
             let engine = engine(&gpu, name, None);
             let model = engine.model();

@@ -1,9 +1,10 @@
 //! Every operation on the CPU, with one thread and with several.
 
 use std::collections::BTreeSet;
+use std::time::Instant;
 
 use conformance::cases::{AT_ONCE, CHUNKS};
-use conformance::{Expected, all, report, run_all, run_all_fast};
+use conformance::{Case, Expected, Outcome, Output, all, all_fast, report, run};
 use cpu::{Cpu, Numerics, Options, Set};
 
 fn cpu_with(threads: usize, numerics: Numerics, set: Set) -> Cpu {
@@ -11,81 +12,74 @@ fn cpu_with(threads: usize, numerics: Numerics, set: Set) -> Cpu {
     Cpu::new(Options { threads: Some(threads), numerics, kernels, ..Options::default() }).unwrap()
 }
 
-fn cpu(threads: usize) -> Cpu {
-    cpu_with(threads, Numerics::Exact, Set::best())
-}
-
-#[test]
-fn one_thread() {
-    report(&run_all(&cpu(1), None));
-}
-
-#[test]
-fn three_threads() {
-    report(&run_all(&cpu(3), None));
-}
-
-/// Every instruction set of this machine, with both numerics.
-#[test]
-fn every_set() {
-    for set in Set::available() {
-        println!("{}, exact:", set.name());
-        report(&run_all(&cpu_with(2, Numerics::Exact, set), None));
-        let b = cpu_with(2, Numerics::Fast, set);
-        println!("{}, fast:", set.name());
-        report(&run_all_fast(&b));
-    }
-}
-
-#[test]
-fn threads_do_not_change_a_bit() {
-    for numerics in [Numerics::Exact, Numerics::Fast] {
-        compare_threads(numerics);
-    }
-}
-
-fn compare_threads(numerics: Numerics) {
-    let [one, two] = [1, 2].map(|threads| cpu_with(threads, numerics, Set::best()));
-    let mut compared = 0;
-    for case in all::<Cpu>() {
-        let run = |b: &Cpu| std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| case.outputs(b)));
-        let (Ok(Ok(a)), Ok(Ok(b))) = (run(&one), run(&two)) else { continue };
-        assert_eq!(a.len(), b.len(), "{}", case.name);
-        for (a, b) in a.iter().zip(&b) {
-            let same = a.values.iter().map(|v| v.to_bits()).eq(b.values.iter().map(|v| v.to_bits()));
-            assert!(same, "{}: {}: one thread and two differ", case.name, a.label);
-            compared += 1;
+/// Every case with one thread, and the same bits with three.
+fn threads_do_not_matter(numerics: Numerics, cases: Vec<Case<Cpu>>) {
+    let [one, three] = [1, 3].map(|threads| cpu_with(threads, numerics, Set::best()));
+    let (mut compared, mut chunks) = (0, 0);
+    let check = |case: Case<Cpu>| {
+        let begun = Instant::now();
+        let [first, second] = [&one, &three].map(|b| case.outputs(b));
+        if let (Ok(first), Ok(second)) = (&first, &second) {
+            assert_eq!(first.len(), second.len(), "{}", case.name);
+            for (a, b) in first.iter().zip(second) {
+                assert!(same_bits(a, b), "{}: {}: one thread and three differ", case.name, a.label);
+                compared += 1;
+            }
+            if numerics == Numerics::Exact {
+                chunks += same_chunks(&case.name, first);
+            }
         }
-    }
+        assert_eq!(first.is_ok(), second.is_ok(), "{}: one thread and three differ", case.name);
+        Outcome { time: begun.elapsed(), ..case.judge(&first) }
+    };
+    report(&cases.into_iter().map(check).collect::<Vec<_>>());
     assert!(compared > 700, "only {compared} comparisons");
+    assert!(numerics == Numerics::Fast || chunks > 100, "only {chunks} comparisons of chunks");
+}
+
+fn same_bits(a: &Output, b: &Output) -> bool {
+    a.values.iter().map(|v| v.to_bits()).eq(b.values.iter().map(|v| v.to_bits()))
+}
+
+/// How many outputs in chunks there are, which have the bits of all at once.
+fn same_chunks(case: &str, outputs: &[Output]) -> usize {
+    let Some(whole) = outputs.iter().find(|o| o.label == AT_ONCE) else { return 0 };
+    let parts = outputs.iter().filter(|o| o.label.starts_with(CHUNKS));
+    parts
+        .inspect(|part| assert!(same_bits(whole, part), "{case}: {} differ from all at once", part.label))
+        .count()
 }
 
 #[test]
-fn chunks_do_not_change_a_bit() {
-    let b = cpu(2);
-    let mut compared = 0;
-    for case in all::<Cpu>() {
-        let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| case.outputs(&b)));
-        let Ok(Ok(outputs)) = run else { continue };
-        let Some(whole) = outputs.iter().find(|o| o.label == AT_ONCE) else { continue };
-        for part in outputs.iter().filter(|o| o.label.starts_with(CHUNKS)) {
-            let same = whole.values.iter().map(|v| v.to_bits()).eq(part.values.iter().map(|v| v.to_bits()));
-            assert!(same, "{}: {} differ from all at once", case.name, part.label);
-            compared += 1;
-        }
-    }
-    assert!(compared > 100, "only {compared} comparisons");
+fn exact_numerics() {
+    threads_do_not_matter(Numerics::Exact, all());
 }
 
-/// Names are unique (they seed the inputs and choose cases), and every operation of the trait has cases, among them
-/// one that must be refused.
+#[test]
+fn fast_numerics() {
+    threads_do_not_matter(Numerics::Fast, all_fast());
+}
+
+/// The machine's other instruction sets, with both numerics.
+#[test]
+fn other_sets() {
+    for set in Set::available().into_iter().filter(|set| *set != Set::best()) {
+        println!("{}, exact:", set.name());
+        report(&run(&cpu_with(2, Numerics::Exact, set), all()));
+        println!("{}, fast:", set.name());
+        report(&run(&cpu_with(2, Numerics::Fast, set), all_fast()));
+    }
+}
+
+/// Names are unique (they seed the inputs and choose cases), and every operation of the trait has
+/// cases, among them one that must be refused.
 #[test]
 fn every_operation_has_cases() {
     let names: Vec<String> = all::<Cpu>().into_iter().map(|c| c.name).collect();
     let unique: BTreeSet<&String> = names.iter().collect();
     assert_eq!(unique.len(), names.len(), "two cases have one name");
 
-    let source = include_str!("../../backend/src/operations.rs");
+    let source = include_str!("../../../backend/src/operations.rs");
     let operations = source.lines().filter_map(|line| line.trim().strip_prefix("fn ")).map(|rest| {
         let end = rest.find(['(', '<']).unwrap();
         &rest[..end]
@@ -134,11 +128,12 @@ fn every_operation_has_cases() {
     }
 }
 
-/// The judge itself: a value off by more than the bound, a missing one, a NaN and an oracle of zeros are all failures.
+/// The judge itself: a value off by more than the bound, a missing one, a NaN and an oracle of
+/// zeros are all failures.
 #[test]
 fn a_wrong_output_fails() {
-    use conformance::{Bound, Case, Output};
-    let b = cpu(1);
+    use conformance::Bound;
+    let b = cpu_with(1, Numerics::Exact, Set::best());
     let good = [1.0f32, -2.0, 3.0, 0.5];
     let judged = |values: Vec<f32>, expected: Vec<f64>| {
         let case = Case::<Cpu>::new("judge", "test", Bound::l2(1e-6), move |_, _| {
