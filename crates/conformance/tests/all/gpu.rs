@@ -75,7 +75,10 @@ fn one_of_each(cases: Vec<Case<Gpu>>, besides: &[&str]) -> Vec<Case<Gpu>> {
         }
     }
     let beside = |case: &Case<Gpu>| besides.iter().any(|name| case.name.starts_with(name));
-    cases.into_iter().filter(|case| chosen[case.operation()] == case.name || beside(case)).collect()
+    cases
+        .into_iter()
+        .filter(|case| chosen.get(case.operation()) == Some(&case.name) || beside(case))
+        .collect()
 }
 
 /// On software one case of every operation, and those of weights in parts.
