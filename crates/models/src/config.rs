@@ -15,7 +15,7 @@ const MOST_ROTATED: usize = 8192;
 
 /// The fields of one object of the config.
 #[derive(Clone, Copy)]
-pub struct Fields<'a>(pub(crate) &'a Value);
+pub(crate) struct Fields<'a>(pub &'a Value);
 
 pub(crate) fn problem(field: &str, problem: impl Into<String>) -> Error {
     Error::Config { field: field.into(), problem: problem.into() }

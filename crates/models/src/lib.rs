@@ -23,15 +23,11 @@ mod traffic;
 mod weights;
 mod words;
 
-pub use config::Fields;
 pub use error::{Error, Result};
 pub use family::{FAMILIES, Family, Preset, Quantise};
 pub use model::{Ahead, Drafted, Logits, Model, Request, Stepped};
 pub use outline::{ListedWeight, Outline, Summary};
-pub use spec::{
-    AttentionSpec, Beside, DrafterNames, DrafterSpec, FeedForward, GatedDeltaSpec, LatentSpec, LayerInputs,
-    LayerSpec, Mixer, MlpSpec, MoeNames, MoeSpec, Norms, RoutingSpec, SharedSpec, Spec,
-};
+pub use spec::Spec;
 pub use state::{LayerImage, LayerShape, LayerState, RecurrentSnapshot, State, StateImage};
 pub use stored::Stored;
 pub use traffic::{Sizes, Traffic};

@@ -46,7 +46,7 @@ impl<'a, B: Backend> Loader<'a, B> {
 
     fn weight(&self, name: &str) -> Result<(Weight, bool)> {
         match self.take(name)? {
-            Stored::Matrices { weight, transposed, .. } => Ok((weight, transposed)),
+            Stored::Matrices { weight, transposed, .. } => Ok((*weight, transposed)),
             Stored::Values { .. } => Err(Error::NotListed { path: format!("{}{name}", self.path) }),
         }
     }

@@ -224,7 +224,7 @@ impl MachineArgs {
     /// How the model is spread, if it is larger than the memory of which so much may be used, and the outline of what is loaded:
     /// with the drafting head only where everything fits.
     fn plan(&self, outline: Outline, usable: Option<u64>) -> Result<(Option<Plan>, Outline), Error> {
-        let has_head = outline.spec().drafter.is_some();
+        let has_head = outline.spec().has_drafter();
         if has_head && matches!(self.plan_whole(&outline, usable), Ok(None)) {
             return Ok((None, outline));
         }
