@@ -11,7 +11,8 @@ use crate::layers::{
 use crate::loader::Loader;
 use crate::model::{Built, Log};
 
-/// mlx-lm requires what has no default here. The head's width is transformers' default for the dense models, which mlx-lm requires too.
+/// mlx-lm has no defaults for these families. Those of transformers are taken for what the shapes of the
+/// weights confirm: the width of a head.
 fn defaults(family: &str) -> AttentionDefaults {
     let head_dim = (family == "qwen3").then_some(128);
     AttentionDefaults { kv_heads: None, head_dim, theta: None, rotated_share: 1.0 }

@@ -60,8 +60,9 @@ fn layer_kinds(fields: Fields<'_>, layers: usize) -> Result<Vec<bool>> {
     Ok((0..layers).map(|i| !(i + 1).is_multiple_of(pattern)).collect())
 }
 
-/// The fields of the first global layer in `per_layer_config`, which transformers 5.23 writes instead of `global_head_dim` and
-/// `num_global_key_value_heads`. The shapes of the weights show whether the other global layers are like it.
+/// The fields of the first global layer in `per_layer_config`, which transformers 5.23 writes instead of
+/// `global_head_dim` and `num_global_key_value_heads`. The shapes of the weights show whether the other
+/// global layers are like it.
 fn global_fields<'a>(fields: Fields<'a>, sliding: &[bool]) -> Option<Fields<'a>> {
     let first = sliding.iter().position(|sliding| !sliding)?;
     let layers = fields.get("per_layer_config")?.as_object()?;

@@ -102,8 +102,9 @@ impl SparseLayers {
 }
 
 impl MoeConfig {
-    /// The experts a Qwen config declares, if any: `shared` when each layer has a shared one; `number` and `renormalise` are
-    /// the family's defaults. transformers 5 writes `num_local_experts` for Qwen3-MoE.
+    /// The experts a Qwen config declares, if any: `shared` when each layer has a shared one; `number`
+    /// and `renormalise` are the family's defaults, and without a `number` the config must name one.
+    /// transformers 5 writes `num_local_experts` for Qwen3-MoE.
     pub fn read_qwen(
         fields: Fields<'_>,
         frame: &DecoderConfig,
