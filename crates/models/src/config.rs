@@ -27,7 +27,8 @@ impl<'a> Fields<'a> {
         self.0.get(field).filter(|v| !v.is_null())
     }
 
-    /// `default` where the file does not name the field. Null is no value, not the default, as in the references.
+    /// `default` where the file does not name the field. Null is no value rather than the default, as
+    /// it is to mlx-lm and transformers.
     pub fn or_default<T>(&self, field: &str, value: Option<T>, default: T) -> Option<T> {
         value.or_else(|| self.0.get(field).is_none().then_some(default))
     }
