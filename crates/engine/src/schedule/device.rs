@@ -1,9 +1,9 @@
-//! The device's side of a step: starts it, and reads what it brings. All that the loop knows of states
-//! and of how a backend looks ahead is here and in [`Sequence`](crate::sequence::Sequence).
+//! The device's side of a step: starts it, and reads what it brings. All that the loop knows of
+//! states and of how a backend looks ahead is here and in [`Sequence`](crate::sequence::Sequence).
 //!
-//! A step that follows one under way begins with a token that the host does not know. Where the device
-//! chooses it (greedy decoding), the step starts at once; else it is recorded, and starts when
-//! [`supply`] brings the token.
+//! A step that follows one under way begins with a token that the host does not know. Where the
+//! device chooses it (greedy decoding), the step starts at once; else it is recorded, and starts
+//! when [`supply`] brings the token.
 
 use std::sync::Arc;
 
