@@ -541,14 +541,17 @@ fn trace_steps<B: Backend>(engine: Engine<B>, depth: usize, speculate: bool) {
     let steps = Steps::default();
     let options = SchedulerOptions { speculate, trace: steps.trace(), ..SchedulerOptions::default() };
     let mut requests = Loop::new(engine, options);
-    for (count, sampling) in [1, 5].into_iter().flat_map(|n| [(n, SamplingParams::greedy()), (n, seeded(3))])
-    {
+    let kinds = [1, 5].into_iter().flat_map(|n| [(n, SamplingParams::greedy()), (n, seeded(3))]);
+    // Each again with an end token: a step that looked ahead beyond it is collected too.
+    let mut end_ids = Vec::new();
+    for (ends, (count, sampling)) in kinds.flat_map(|kind| [(false, kind.clone()), (true, kind)]) {
         requests.clear();
         let first = requests.stats().steps;
         let mut answers = Vec::new();
         for i in 0..count {
             let prompt: Vec<u32> = (0..40 + i).map(|j| (i * 31 + j * 7) % 61).collect();
-            let (job, updates) = job(&prompt, 12, sampling.clone());
+            let (mut job, updates) = job(&prompt, 12, sampling.clone());
+            job.end_ids = if ends { end_ids.clone() } else { Vec::new() };
             requests.push(job).expect("a job");
             answers.push(updates);
         }
@@ -569,8 +572,14 @@ fn trace_steps<B: Backend>(engine: Engine<B>, depth: usize, speculate: bool) {
             assert_eq!(phases.remove(&step).as_deref(), Some(&all[..]), "step {step}");
         }
         assert!(phases.is_empty(), "{phases:?}");
-        assert_eq!(most, if count == 1 { depth } else { 1 }, "{count} requests");
-        answers.iter().for_each(|answer| assert_eq!(wait(answer).ids.len(), 12));
+        let ids: Vec<_> = answers.iter().map(|answer| wait(answer).ids).collect();
+        if ends {
+            assert!(ids[0].len() < 12 && !ids[0].contains(&end_ids[0]), "{ids:?}");
+        } else {
+            assert!(ids.iter().all(|ids| ids.len() == 12), "{ids:?}");
+            assert_eq!(most, if count == 1 { depth } else { 1 }, "{count} requests");
+            end_ids = vec![ids[0][9]];
+        }
     }
 }
 
