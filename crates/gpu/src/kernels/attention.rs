@@ -16,8 +16,8 @@ pub(crate) const QUERY_QUADS: usize = 512;
 /// Channels of a workgroup that puts splits together.
 pub(crate) const MERGED_CHANNELS: usize = 32;
 
-/// The same on matrix units: query rows of a workgroup, which takes as many positions and channels at a time, and the most channels of a
-/// value.
+/// The same on matrix units: query rows of a workgroup, which takes as many positions and channels
+/// at a time, and the most channels of a value.
 pub(crate) const TILE: usize = 64;
 pub(crate) const WIDEST_VALUE: usize = 512;
 
@@ -49,7 +49,8 @@ consts! {
 }
 
 impl QueryRows {
-    /// For `count` rows of queries of `quads` fours, and values of so many words; `None` where not even one row fits.
+    /// For `count` rows of queries of `quads` fours, and values of so many words; `None` where not
+    /// even one row fits.
     pub fn choose(cache: CacheFloat, count: usize, quads: usize, value_words: usize) -> Option<Self> {
         // No more rows than there are, nor than their queries have room.
         let rows = [8, 4, 2].into_iter().find(|r| r * quads <= QUERY_QUADS && *r < 2 * count).unwrap_or(1);

@@ -1,7 +1,8 @@
 //! The kernels: each WGSL file's declaration, and beside it what chooses among its variants.
 //!
-//! Choosers are functions of a [`DeviceProfile`](crate::device_profile::DeviceProfile) and of shapes. `all` beside each lists what it can return,
-//! by calling it for every shape between which it decides: what tests compile.
+//! Choosers are functions of a [`DeviceProfile`](crate::device_profile::DeviceProfile) and of
+//! shapes. `all` beside each lists what it can return, by calling it for every shape between which
+//! it decides: what tests compile.
 
 pub(crate) mod attention;
 pub(crate) mod attention_step;

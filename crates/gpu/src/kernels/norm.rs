@@ -17,7 +17,8 @@ consts! {
 }
 
 impl RowThreads {
-    /// Threads that suit `count` rows of `width` values: a few long ones must come quickly, of many, many are at work at once.
+    /// Threads that suit `count` rows of `width` values: a few long ones must come quickly, of
+    /// many, many are at work at once.
     pub fn choose(profile: &DeviceProfile, width: usize, count: usize) -> Self {
         let threads = match width {
             ..=256 => 64,

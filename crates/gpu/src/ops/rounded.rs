@@ -126,6 +126,8 @@ impl<'a> Prologue<'a> {
         let Sides { part, bias, residual, digits, y } = *sides;
         let (codes, scales) = (&part.codes, &part.scales);
         let expert_norm = digits.map(|digits| digits.w.buffer());
+        let adds = !matches!(self, Prologue::NormAdd { .. } | Prologue::End(..));
+        debug_assert!(adds || (bias.is_none() && residual.is_none()), "what leaves h adds nothing");
         match *self {
             Prologue::Plain(x) => {
                 let x = x.buffer();

@@ -1,5 +1,6 @@
-// The input is rms(h) * n3, where h = (stream + rms(rms(dense) * n0 + rms(routed) * n1) * n2) * factor, which also goes into y behind the results;
-// `norms` has n0 to n3 in a row. All of it is prepared at a time.
+// The input is rms(h) * n3, where h = (stream + rms(rms(dense) * n0 + rms(routed) * n1) * n2) *
+// factor, which also goes into y behind the results; `norms` has n0 to n3 in a row. All of it is
+// prepared at a time.
 const NORMED: bool = true;
 const SLICED: bool = false;
 
