@@ -1,6 +1,6 @@
 //! The tokens of one step.
 
-use crate::{Backend, Result, check};
+use crate::{Ops, Result, Run, check};
 
 /// Consecutive tokens of one sequence inside a [`Batch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,13 +22,13 @@ impl Span {
 
 /// The tokens of one step, in spans: one token of one sequence (decode), a long prompt (prefill) and many sequences at
 /// once (serving) are the same thing. Operations that touch caches take one cache per span, in the same order.
-pub struct Batch<B: Backend> {
+pub struct Batch<B: Ops> {
     tokens: Vec<u32>,
     spans: Vec<Span>,
     data: B::BatchData,
 }
 
-impl<B: Backend> Batch<B> {
+impl<B: Ops> Batch<B> {
     /// One batch of several sequences: for each, its new tokens and the position of the first of them.
     pub fn new(backend: &B, sequences: &[(&[u32], usize)]) -> Result<Self> {
         let mut tokens = Vec::new();
@@ -52,13 +52,6 @@ impl<B: Backend> Batch<B> {
         Ok(Self { tokens, spans, data })
     }
 
-    /// The batch of one token that the machine [chooses](Backend::choose), at `position` of its sequence.
-    pub fn following(backend: &B, chosen: &B::Chosen, position: usize) -> Result<Self> {
-        let span = Span { row: 0, len: 1, position };
-        let data = backend.prepare_chosen(chosen, span)?;
-        Ok(Self { tokens: vec![0], spans: vec![span], data })
-    }
-
     /// All token ids, span after span; 0 for one that only the machine knows.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
@@ -77,5 +70,14 @@ impl<B: Backend> Batch<B> {
     /// What the backend keeps for this step (positions on the device, for example).
     pub fn data(&self) -> &B::BatchData {
         &self.data
+    }
+}
+
+impl<B: Run> Batch<B> {
+    /// The batch of one token that the machine [chooses](Run::choose), at `position` of its sequence.
+    pub fn following(backend: &B, chosen: &B::Chosen, position: usize) -> Result<Self> {
+        let span = Span { row: 0, len: 1, position };
+        let data = backend.prepare_chosen(chosen, span)?;
+        Ok(Self { tokens: vec![0], spans: vec![span], data })
     }
 }

@@ -1,28 +1,46 @@
 //! The contract between models and the machines that run them.
 //!
-//! [`Backend`] has one method per operation of a mixture-of-experts model, each with its formula. Model code calls
-//! them in order and never looks at a result: the CPU computes at once, a GPU only records, and nothing waits until
-//! [`Backend::read`]. This crate holds no kernels; it holds what every backend shares: shapes and their checks,
-//! batches, descriptions of caches and positions, and errors.
+//! Five traits: [`Weights`] takes a checkpoint's weights over, [`Ops`] has one method per formula, [`Blocks`] is what
+//! models call, [`Cache`] what sequences keep, [`Run`] how steps run; [`Backend`] is all of them. Model code calls blocks
+//! in order and never looks at a result: the CPU computes at once, a GPU only records, and nothing waits until a read.
+//! [`Checked`] checks shapes, once for all machines; [`reference`] has the blocks as compositions of operations. This
+//! crate holds no kernels.
 
 mod batch;
+mod blocks;
+mod cache;
 pub mod check;
-pub mod compositions;
+mod checked;
 mod error;
-mod operations;
+mod ops;
 mod profile;
+pub mod reference;
 mod rope;
+mod run;
 mod shapes;
 mod top;
+mod weights;
 
 pub use batch::{Batch, Span};
+pub use blocks::{
+    Attention, Blocks, DenseBranch, GatedDelta, GdnLayout, Head, KeyValues, LatentAttention, Mlp, Moe, Norm,
+    Residual,
+};
+pub use cache::Cache;
+pub use checked::Checked;
 pub use error::{Error, Result};
-pub use operations::Backend;
+pub use ops::Ops;
 pub use profile::OperationTime;
 pub use rope::{Pairing, RopeSpec, YarnSpec};
+pub use run::Run;
 pub use shapes::{
-    Activation, Attention, AttentionWeights, CacheFloat, EndNorms, Factor, GdnShape, GdnWeights,
-    GroupedSigmoid, Handle, KeyValueNorms, KvImage, KvShape, LatentAttention, LatentWeights, LayerEnd,
-    LayerStart, Mask, MlaWeights, MoeWeights, Norm, RecurrentImage, Routing, Shape, Shared, UnitWeights,
+    Activation, CacheFloat, ExpertShape, GdnShape, GdnVectors, GroupedSigmoid, Handle, HeadShape, KvImage,
+    KvShape, LatentScores, LinearShape, RecurrentImage, RoutedShape, Routing, Scores, Shape, Shared,
 };
 pub use top::{largest, largest_allowed};
+pub use weights::Weights;
+
+/// A machine that runs models: the whole contract.
+pub trait Backend: Run {}
+
+impl<B: Run> Backend for B {}

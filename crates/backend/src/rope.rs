@@ -1,5 +1,7 @@
 //! Rotary positions: which angle each channel pair turns per position.
 
+use crate::Handle;
+
 /// Which channels form a rotated pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pairing {
@@ -93,5 +95,13 @@ impl RopeSpec {
     /// Channels of each head that take part.
     pub fn rotary_dim(&self) -> usize {
         2 * self.inv_freq.len()
+    }
+}
+
+impl Handle for RopeSpec {
+    type Shape = usize;
+
+    fn shape(&self) -> usize {
+        self.rotary_dim()
     }
 }

@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use crate::Backend;
-
 /// Rows and columns of an activation or a matrix. Activations are row-major, one row per token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shape {
@@ -33,8 +31,75 @@ impl fmt::Display for Shape {
 
 /// A handle that knows its shape without waiting for its values.
 pub trait Handle {
-    /// Rows and columns.
-    fn shape(&self) -> Shape;
+    /// What describes it.
+    type Shape;
+
+    /// The shape.
+    fn shape(&self) -> Self::Shape;
+}
+
+/// Widths of matrices over one input.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LinearShape {
+    /// Width of the input.
+    pub inputs: usize,
+    outputs: [usize; LinearShape::MOST],
+    len: usize,
+}
+
+impl LinearShape {
+    /// Matrices that one linear layer may have.
+    pub const MOST: usize = 4;
+
+    /// The shape of some matrices `[out, in]`, at most [`MOST`](Self::MOST); what is beyond these is not seen.
+    pub fn new(inputs: usize, rows: impl IntoIterator<Item = usize>) -> Self {
+        let (mut outputs, mut len) = ([0; Self::MOST], 0);
+        for (output, rows) in outputs.iter_mut().zip(rows) {
+            *output = rows;
+            len += 1;
+        }
+        Self { inputs, outputs, len }
+    }
+
+    /// Number of matrices.
+    #[expect(clippy::len_without_is_empty, reason = "there is always one")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Width of the result of each matrix.
+    pub fn outputs(&self) -> &[usize] {
+        &self.outputs[..self.len]
+    }
+}
+
+/// Shape of one matrix per head.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HeadShape {
+    /// Number of heads.
+    pub heads: usize,
+    /// `[out, in]` of a head's product.
+    pub matrix: Shape,
+}
+
+/// Shape of the experts of a layer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ExpertShape {
+    /// Number of experts, the shared one not counted.
+    pub count: usize,
+    /// Width of the hidden states.
+    pub hidden: usize,
+    /// Width inside an expert.
+    pub width: usize,
+}
+
+/// For how many tokens experts have been chosen, and among how many experts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RoutedShape {
+    /// Tokens.
+    pub tokens: usize,
+    /// Experts to choose from.
+    pub experts: usize,
 }
 
 /// The non-linearity of a gated unit.
@@ -45,33 +110,6 @@ pub enum Activation {
     /// `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`
     GeluTanh,
 }
-
-/// An optional factor on the result of a norm.
-pub enum Factor<'a, T> {
-    /// No factor.
-    One,
-    /// The same for every channel.
-    Scalar(f32),
-    /// One per channel.
-    Channels(&'a T),
-}
-
-/// A norm that an operation begins with: `rms(x) * w`.
-pub struct Norm<'a, T> {
-    /// `[1, d]`
-    pub w: &'a T,
-    /// Added to the mean of squares.
-    pub eps: f32,
-}
-
-// Not derived, which would ask the same of the tensor.
-impl<T> Clone for Norm<'_, T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for Norm<'_, T> {}
 
 /// The shared expert's part of a layer of experts.
 pub enum Shared<'a, T> {
@@ -88,83 +126,26 @@ pub enum Shared<'a, T> {
     },
 }
 
-/// Which keys a query sees.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Mask {
-    /// Every key in the cache.
-    None,
-    /// Keys at the query's position and before.
-    Causal,
-    /// The last `n` keys up to and with the query's position.
-    Window(usize),
-}
-
 /// Parameters of grouped-query attention. Head counts and widths of keys and values come from the cache.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Attention {
+pub struct Scores {
     /// Query heads, a multiple of the cache's heads.
     pub heads: usize,
     /// Factor on `q . k`.
     pub scale: f32,
-    /// Which keys a query sees.
-    pub mask: Mask,
+    /// How many of the last keys, its own included, a query sees; all when absent.
+    pub window: Option<usize>,
     /// `c * tanh(s / c)` on the scaled score, when given.
     pub soft_cap: Option<f32>,
 }
 
 /// Parameters of latent attention; widths come from the inputs.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct LatentAttention {
+pub struct LatentScores {
     /// Query heads.
     pub heads: usize,
     /// Factor on the score, YaRN's `mscale^2` included.
     pub scale: f32,
-}
-
-/// What an attention layer knows besides its projections.
-pub struct AttentionWeights<B: Backend> {
-    /// The norm of a query head, `[1, width of a head]`.
-    pub q_norm: B::Tensor,
-    /// Of a layer with keys and values of its own.
-    pub key_value: Option<KeyValueNorms<B::Tensor>>,
-    /// The rotation of queries and keys.
-    pub rope: B::Rope,
-    /// Of all norms.
-    pub eps: f32,
-    /// Whether projections of queries are `[query | gate]` per head.
-    pub gated: bool,
-}
-
-/// What becomes of keys and values before they are kept.
-pub struct KeyValueNorms<T> {
-    /// Heads of keys, and of values.
-    pub heads: usize,
-    /// The norm of a key head, `[1, width of a head]`.
-    pub k_norm: T,
-    /// Whether values are normalised too, without a weight.
-    pub norm_values: bool,
-}
-
-/// The matrices between the latents of latent attention and its heads.
-pub struct MlaWeights<H> {
-    /// From the plain part of a query head to latent space: `[rank, nope]` per head.
-    pub embed_q: H,
-    /// From latent space to a value head: `[value width, rank]` per head.
-    pub unembed_out: H,
-}
-
-/// What a latent attention layer knows besides its projections.
-pub struct LatentWeights<B: Backend> {
-    /// The norm of the latents, `[1, rank]`.
-    pub norm: B::Tensor,
-    /// Of that norm.
-    pub eps: f32,
-    /// The rotation of the parts of queries and keys that have positions.
-    pub rope: B::Rope,
-    /// Width of the part of a query head without position.
-    pub nope: usize,
-    /// Between latents and heads.
-    pub mla: MlaWeights<B::HeadMatrices>,
 }
 
 /// Parameters of DeepSeek-V3's router.
@@ -185,21 +166,22 @@ pub struct GroupedSigmoid {
 /// How experts are chosen.
 #[derive(Clone, Debug)]
 pub enum Routing<T> {
-    /// The largest of a softmax (Qwen).
+    /// `p = softmax(logits[t])`, the `top_k` largest (ties to the lower index), optionally renormalised to sum 1 (Qwen).
     Softmax {
         /// Experts per token.
         top_k: usize,
         /// Whether the weights of the chosen experts are made to sum 1.
         renormalise: bool,
     },
-    /// The same, renormalised, then a factor for each expert (Gemma).
+    /// The same, renormalised, then each weight times `scale[e]`, and not renormalised again (Gemma).
     SoftmaxScaled {
         /// Experts per token.
         top_k: usize,
         /// The factors, `[1, experts]`.
         scale: T,
     },
-    /// Biased sigmoids in groups (DeepSeek).
+    /// `p = sigmoid(logits[t])`; choose by `p + bias`; with several groups only the `kept_groups` with the largest sum
+    /// of their two best stay; weights are the unbiased `p` of the chosen, normalised, times `scaling` (DeepSeek-V3).
     GroupedSigmoid {
         /// Groups and weights.
         spec: GroupedSigmoid,
@@ -208,60 +190,14 @@ pub enum Routing<T> {
     },
 }
 
-/// A gated unit: `Wdown (act(Wgate x) * (Wup x))`.
-pub struct UnitWeights<B: Backend> {
-    /// Both over one input.
-    pub gate_up: [B::Matrix; 2],
-    /// Back to the width of the input.
-    pub down: B::Matrix,
-    /// Of the gate.
-    pub activation: Activation,
-}
-
-/// The norms at the end of one of Gemma's layers with experts.
-pub struct EndNorms<T> {
-    /// Of the dense half, of the routed one, and of their sum.
-    pub each: [T; 3],
-    /// These in a row, and the first norm of the next layer behind them: `[1, 4 * d]`. None in the last layer.
-    pub with_next: Option<T>,
-}
-
-/// What such a layer leaves to the next: `h = (r + rms(rms(a) * wa + rms(b) * wb) * w) * factor`, not computed yet.
-pub struct LayerEnd<'a, T> {
-    /// The residual.
-    pub r: T,
-    /// The dense half and the routed one.
-    pub halves: [T; 2],
-    /// `wa`, `wb` and `w`.
-    pub norms: &'a EndNorms<T>,
-    /// Of all of them, and of the next layer's first.
-    pub eps: f32,
-    /// At the end.
-    pub factor: f32,
-}
-
-/// What the next layer makes of it first.
-pub struct LayerStart<T, const N: usize> {
-    /// As a whole.
-    pub h: T,
-    /// `W_m (rms(h) * w)` for several matrices.
-    pub products: [T; N],
-}
-
-/// A layer of experts.
-pub struct MoeWeights<B: Backend> {
-    /// From a token to a logit per expert.
-    pub router: B::Matrix,
-    /// The norm of what the router sees, where that is not what the experts see.
-    pub router_norm: Option<B::Tensor>,
-    /// From a token to the logit of the shared expert's weight.
-    pub shared_gate: Option<B::Matrix>,
-    /// From logits to experts.
-    pub routing: Routing<B::Tensor>,
-    /// The experts, with the shared one.
-    pub experts: B::Experts,
-    /// Inside them.
-    pub activation: Activation,
+impl<T> Routing<T> {
+    /// Experts per token.
+    pub fn top_k(&self) -> usize {
+        match self {
+            Routing::Softmax { top_k, .. } | Routing::SoftmaxScaled { top_k, .. } => *top_k,
+            Routing::GroupedSigmoid { spec, .. } => spec.top_k,
+        }
+    }
 }
 
 /// How a cache stores its values.
@@ -376,9 +312,8 @@ impl GdnShape {
 }
 
 /// Learned vectors of a Gated DeltaNet layer's core.
-pub struct GdnWeights<T> {
-    /// Head counts and widths.
-    pub shape: GdnShape,
+#[derive(Clone, Debug)]
+pub struct GdnVectors<T> {
     /// Convolution taps `[channels, kernel]`, the last one on the current token.
     pub conv: T,
     /// `A_log [1, value_heads]`

@@ -10,7 +10,7 @@ use std::error::Error;
 use std::path::Path;
 use std::time::Instant;
 
-use backend::{Backend, CacheFloat};
+use backend::{CacheFloat, Ops};
 use checkpoint::Checkpoint;
 use cpu::{Cpu, Options};
 use models::{Logits, Model, Request, State};
@@ -26,7 +26,7 @@ fn step(
     logits: Logits,
 ) -> Result<(), Box<dyn Error>> {
     if let Some(rows) = model.step(&mut [Request { tokens, state, logits }])? {
-        model.backend().read_top(&rows, 1)?;
+        model.backend().read_top(&rows, 1, &[])?;
     }
     Ok(())
 }

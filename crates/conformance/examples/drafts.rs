@@ -41,11 +41,11 @@ impl<B: Backend> Place<B> {
         let before = (guesses > 0 && state.is_recurrent()).then(|| state.snapshot(b)).transpose()?;
         let request = Request { tokens: &tokens, state, logits: Logits::All };
         if !follow {
-            b.read_top(&model.step(&mut [request])?.ok_or("no logits")?, 1)?;
+            b.read_top(&model.step(&mut [request])?.ok_or("no logits")?, 1, &[])?;
             return Ok(());
         }
         let stepped = model.step_with_hidden(&mut [request])?;
-        b.read_top(&stepped.logits.ok_or("no logits")?, 1)?;
+        b.read_top(&stepped.logits.ok_or("no logits")?, 1, &[])?;
         match before {
             // What this loses is computed again in the next step, beside its own tokens.
             Some(snapshot) => state.restore(b, &snapshot)?,
@@ -59,7 +59,7 @@ impl<B: Backend> Place<B> {
         for token in &tokens[..guesses] {
             let mut request = [Request { tokens: &[*token], state: draft, logits: Logits::Last }];
             let drafted = model.draft(&hidden, &mut request)?.ok_or("no head")?;
-            b.read_top(&drafted.logits, 1)?;
+            b.read_top(&drafted.logits, 1, &[])?;
             hidden = drafted.hidden;
         }
         draft.truncate(b, seen)?;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use backend::{Backend, Error};
+use backend::{Backend, Checked, Error};
 
 use crate::host::{Rows, flat};
 use crate::random::Rng;
@@ -148,7 +148,7 @@ impl fmt::Display for Fault {
 /// What a case's run gives.
 pub type CaseResult = Result<Vec<Output>, Fault>;
 
-type Run<B> = Box<dyn Fn(&B, &mut Rng) -> CaseResult + Send + Sync>;
+type Run<B> = Box<dyn Fn(&Checked<'_, B>, &mut Rng) -> CaseResult + Send + Sync>;
 
 /// One operation on one shape.
 pub struct Case<B: Backend> {
@@ -156,6 +156,8 @@ pub struct Case<B: Backend> {
     pub name: String,
     /// The largest error accepted.
     pub bound: Bound,
+    /// Whether it is one of a cross product whose factors other cases meet in pairs.
+    pub combination: bool,
     run: Run<B>,
 }
 
@@ -165,9 +167,14 @@ impl<B: Backend> Case<B> {
         operation: &str,
         detail: impl fmt::Display,
         bound: Bound,
-        run: impl Fn(&B, &mut Rng) -> CaseResult + Send + Sync + 'static,
+        run: impl Fn(&Checked<'_, B>, &mut Rng) -> CaseResult + Send + Sync + 'static,
     ) -> Case<B> {
-        Case { name: format!("{operation}/{detail}"), bound, run: Box::new(run) }
+        Case { name: format!("{operation}/{detail}"), bound, combination: false, run: Box::new(run) }
+    }
+
+    /// The case as one of a cross product, or not.
+    pub fn combination(self, combination: bool) -> Case<B> {
+        Case { combination, ..self }
     }
 
     /// The operation this case is about.
@@ -175,14 +182,24 @@ impl<B: Backend> Case<B> {
         self.name.split('/').next().unwrap_or_default()
     }
 
-    /// Runs the case and returns what came back, without judging it.
-    pub fn outputs(&self, b: &B) -> CaseResult {
-        (self.run)(b, &mut Rng::named(&self.name))
+    /// Whether it is about what must be refused.
+    pub fn refusal(&self) -> bool {
+        self.name.contains("/refused: ")
     }
 
-    /// Runs the case and judges it. A panic is a failure.
-    pub fn check(&self, b: &B) -> Outcome {
-        let begun = Instant::now();
+    /// Whether fast numerics round in it.
+    pub fn rounds(&self) -> bool {
+        rounds(&self.name)
+    }
+
+    /// Runs the case and returns what came back, without judging it. A panic is a fault.
+    pub fn outputs(&self, b: &B) -> CaseResult {
+        catch_unwind(AssertUnwindSafe(|| (self.run)(&Checked(b), &mut Rng::named(&self.name))))
+            .unwrap_or_else(|_| Err(Fault::Wrong("the backend panicked".into())))
+    }
+
+    /// Judges what came back.
+    pub fn judge(&self, result: &CaseResult) -> Outcome {
         let mut outcome = Outcome {
             name: self.name.clone(),
             bound: self.bound,
@@ -195,10 +212,9 @@ impl<B: Backend> Case<B> {
             let label = label.to_owned();
             outcome.failure.get_or_insert(Failure { name: self.name.clone(), label, what });
         };
-        match catch_unwind(AssertUnwindSafe(|| self.outputs(b))) {
-            Err(_) => fail("", "the backend panicked".into()),
-            Ok(Err(fault)) => fail("", fault.to_string()),
-            Ok(Ok(outputs)) => {
+        match result {
+            Err(fault) => fail("", fault.to_string()),
+            Ok(outputs) => {
                 for output in outputs {
                     match output.measure() {
                         Err(what) => fail(&output.label, what),
@@ -212,8 +228,14 @@ impl<B: Backend> Case<B> {
                 }
             }
         }
-        outcome.time = begun.elapsed();
         outcome
+    }
+
+    /// Runs the case and judges it.
+    pub fn check(&self, b: &B) -> Outcome {
+        let begun = Instant::now();
+        let outcome = self.judge(&self.outputs(b));
+        Outcome { time: begun.elapsed(), ..outcome }
     }
 }
 
@@ -261,42 +283,37 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Runs all cases whose name contains `filter`.
-pub fn run_all<B: Backend>(b: &B, filter: Option<&str>) -> Vec<Outcome> {
-    let chosen = crate::all::<B>().into_iter().filter(|c| filter.is_none_or(|f| c.name.contains(f)));
-    chosen.map(|case| case.check(b)).collect()
+/// Runs cases.
+pub fn run<B: Backend>(b: &B, cases: impl IntoIterator<Item = Case<B>>) -> Vec<Outcome> {
+    cases.into_iter().map(|case| case.check(b)).collect()
 }
 
 /// The most that fast numerics may be off in a product, whatever the activations.
 const FAST: Bound = Bound::l2(1e-2);
 
 /// Operations in which fast numerics round.
-const ROUNDED: [&str; 21] = [
-    "matrices",
+const ROUNDED: [&str; 17] = [
+    "linear",
     "matmul",
     "matmuls",
     "matmul_add",
-    "norm_matmuls",
-    "end_norm_matmuls",
-    "gated_norm_matmul_add",
     "gate_up",
-    "norm_add_gate_up",
-    "norm_add_unit_moe",
-    "self_attention_out",
-    "norm_gate_up",
-    "moe",
     "shared_expert",
-    "latent_attention",
     "experts",
     "expert_weights",
     "head_matrices",
     "mla_absorb_q",
     "mla_unabsorb",
-    "mla",
+    "attention",
+    "latent_attention",
+    "gated_delta",
+    "logits",
+    "mlp",
+    "moe",
 ];
 
 /// Operations in which fast numerics round where caches are of halves or of codes, which the names of such cases say.
-const ROUNDED_BY_CACHES: [&str; 5] = ["attention", "mla_attention", "kv_save", "kv_clone", "kv_truncate"];
+const ROUNDED_BY_CACHES: [&str; 5] = ["sdpa", "mla_attention", "kv_save", "kv_clone", "kv_truncate"];
 
 /// The operation that a case's name begins with.
 fn operation(name: &str) -> &str {
@@ -310,26 +327,19 @@ fn rounds(name: &str) -> bool {
     ROUNDED.contains(&operation) || ROUNDED_BY_CACHES.contains(&operation) && cached
 }
 
-/// Runs all cases with the bound of fast numerics for those that round.
-pub fn run_all_fast<B: Backend>(b: &B) -> Vec<Outcome> {
-    run_fast(b, |_| true)
-}
-
-/// The same with the cases of products alone, and of some other operations.
-pub fn run_products_fast<B: Backend>(b: &B, also: &[&str]) -> Vec<Outcome> {
-    run_fast(b, |operation| ROUNDED.contains(&operation) || also.contains(&operation))
-}
-
-fn run_fast<B: Backend>(b: &B, wanted: impl Fn(&str) -> bool) -> Vec<Outcome> {
-    let loosen = |mut case: Case<B>| {
+/// Every case, with the bound of fast numerics for those that round.
+pub fn all_fast<B: Backend>() -> Vec<Case<B>> {
+    let loosen = |case: Case<B>| {
         // Refusals and the like have no bound, and keep none.
-        if rounds(&case.name) && case.bound != Bound::EXACT {
-            case.bound = FAST;
-        }
-        case
+        let bound = if case.rounds() && case.bound != Bound::EXACT { FAST } else { case.bound };
+        Case { bound, ..case }
     };
-    let chosen = crate::all::<B>().into_iter().filter(|case| wanted(case.operation()));
-    chosen.map(loosen).map(|case| case.check(b)).collect()
+    crate::all().into_iter().map(loosen).collect()
+}
+
+/// Whether fast numerics round in products of this operation.
+pub fn is_product(operation: &str) -> bool {
+    ROUNDED.contains(&operation)
 }
 
 /// Says how many cases there were and which came nearest to its bound.

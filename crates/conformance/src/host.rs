@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use backend::{Backend, Result};
+use backend::{Checked, Ops, Result};
 
 use crate::formulas::codes::rounded;
 
@@ -33,7 +33,7 @@ impl Host {
     }
 
     /// The same values on a backend.
-    pub fn on<B: Backend>(&self, b: &B) -> Result<B::Tensor> {
+    pub fn on<B: Ops>(&self, b: &Checked<'_, B>) -> Result<B::Tensor> {
         b.upload(self.rows, self.cols, &self.values)
     }
 

@@ -105,7 +105,7 @@ pub fn drafted_logits<B: Backend>(
         let drafted = draft(&b.select_rows(&hidden, &rows)?, tokens)?;
         logits.extend(b.read(&drafted.logits)?);
         if i * chunk + tokens.len() == ids.len() - 1 {
-            let best = b.read_top(&drafted.logits, 1)?[tokens.len() - 1][0].0;
+            let best = b.read_top(&drafted.logits, 1, &[])?[tokens.len() - 1][0].0;
             let last = b.select_rows(&drafted.hidden, &[tokens.len() - 1])?;
             after = b.read(&draft(&last, &[best])?.logits)?;
         }

@@ -8,7 +8,7 @@
 //! a value's slots. Its image is of halves all the same, and exact. A cache of codes (`ops/q8.rs`) has them as rows, but those of keys, with
 //! fast numerics, in the same places; and their scales as `[group][slot]` of a block.
 
-use ::backend::{CacheFloat, Error, KvImage, KvShape, Result};
+use ::backend::{CacheFloat, Error, Handle, KvImage, KvShape, Result};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
@@ -440,9 +440,20 @@ impl KvCache {
         for position in image.first..image.len {
             for head in 0..shape.heads {
                 cache.keys.write_bytes(cache.key_place(position, head), shape.key_dim, &mut keys);
-                cache.values.write_bytes(cache.value_place(position, head), shape.value_dim, &mut values);
+                if !cache.latent() {
+                    let place = cache.value_place(position, head);
+                    cache.values.write_bytes(place, shape.value_dim, &mut values);
+                }
             }
         }
         Ok(cache)
+    }
+}
+
+impl Handle for KvCache {
+    type Shape = (KvShape, usize);
+
+    fn shape(&self) -> (KvShape, usize) {
+        (self.shape, self.len)
     }
 }

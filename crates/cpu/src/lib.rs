@@ -1,6 +1,6 @@
 //! The CPU backend.
 //!
-//! `backend` checks shapes and calls `ops`: one function per operation on slices, threaded over independent outputs, so that
+//! `backend` calls `ops`: one function per operation on slices, threaded over independent outputs, so that
 //! results do not depend on the number of threads. `kernels` are integer products with quantised weights, one file per
 //! instruction set; everything else is plain loops that `vector` compiles once per set. `pool` runs tasks, `arena` lends memory.
 
@@ -26,7 +26,7 @@ pub use ops::rope::Turns;
 pub use ops::route::Routes;
 pub use recurrent::Recurrent;
 pub use tensor::Tensor;
-pub use weights::{Experts, HeadMatrices, Matrix};
+pub use weights::{Experts, HeadMatrices, Linear};
 
 use std::num::NonZero;
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ::backend::{GdnShape, RecurrentImage};
+use ::backend::{GdnShape, Handle, RecurrentImage};
 
 use crate::arena::{Arena, Buffer};
 
@@ -98,5 +98,13 @@ impl Recurrent {
             }
         }
         state
+    }
+}
+
+impl Handle for Recurrent {
+    type Shape = GdnShape;
+
+    fn shape(&self) -> GdnShape {
+        self.shape
     }
 }

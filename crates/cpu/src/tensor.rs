@@ -78,6 +78,8 @@ impl Tensor {
 }
 
 impl Handle for Tensor {
+    type Shape = Shape;
+
     fn shape(&self) -> Shape {
         self.shape
     }

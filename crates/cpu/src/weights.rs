@@ -1,14 +1,23 @@
 //! Weights: the mapped file itself, or copies of it where the model is larger than memory, with the shape the operations ask for.
 
-use ::backend::{Handle, Shape};
+use ::backend::{ExpertShape, Handle, HeadShape, LinearShape, Shape};
 use checkpoint::Weight;
 
-/// A matrix `[out, in]`.
-pub struct Matrix(pub(crate) Weight);
+/// Matrices `[out, in]` over one input.
+pub struct Linear(pub(crate) Vec<Weight>);
 
-impl Handle for Matrix {
-    fn shape(&self) -> Shape {
-        Shape { rows: self.0.rows, cols: self.0.cols }
+impl Linear {
+    /// The matrix, where there is one.
+    pub(crate) fn only(&self) -> &Weight {
+        &self.0[0]
+    }
+}
+
+impl Handle for Linear {
+    type Shape = LinearShape;
+
+    fn shape(&self) -> LinearShape {
+        LinearShape::new(self.only().cols, self.0.iter().map(|weight| weight.rows))
     }
 }
 
@@ -18,11 +27,13 @@ pub struct HeadMatrices {
     pub(crate) transposed: bool,
 }
 
-impl HeadMatrices {
-    /// `[out, in]` of one head's product.
-    pub(crate) fn product_shape(&self) -> Shape {
-        let Weight { rows, cols, .. } = self.weight;
-        if self.transposed { Shape { rows: cols, cols: rows } } else { Shape { rows, cols } }
+impl Handle for HeadMatrices {
+    type Shape = HeadShape;
+
+    fn shape(&self) -> HeadShape {
+        let Weight { count: heads, rows, cols, .. } = self.weight;
+        let matrix = if self.transposed { Shape { rows: cols, cols: rows } } else { Shape { rows, cols } };
+        HeadShape { heads, matrix }
     }
 }
 
@@ -35,4 +46,13 @@ pub struct Experts {
     pub(crate) layer: Option<usize>,
     /// Gate, up and down of the one that every token passes through.
     pub(crate) shared: Option<[Weight; 3]>,
+}
+
+impl Handle for Experts {
+    type Shape = ExpertShape;
+
+    fn shape(&self) -> ExpertShape {
+        let Weight { count, rows: width, cols: hidden, .. } = self.gate;
+        ExpertShape { count, hidden, width }
+    }
 }

@@ -1,4 +1,5 @@
-//! A sequence: the tokens a model has seen, what it keeps of them, and the ways back to an earlier place.
+//! A sequence: the tokens a model has seen, what it keeps of them, and the ways back to an earlier
+//! place.
 
 use backend::Backend;
 use models::{RecurrentSnapshot, State};

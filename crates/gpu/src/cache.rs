@@ -3,7 +3,7 @@
 //! Position `p` lives in slot `p % slots`, as a row of all heads' channels; a head's are filled up to a multiple of four. In a cache of
 //! codes, a head's codes are filled up to a multiple of 16, and followed by its scales, these to a multiple of 8.
 
-use ::backend::{CacheFloat, KvImage, KvShape, Result};
+use ::backend::{CacheFloat, Handle, KvImage, KvShape, Result};
 
 use crate::Gpu;
 use crate::pool::Buffer;
@@ -238,6 +238,14 @@ impl Gpu {
         (cache.keys, cache.values) = (Some(keys), values);
         (cache.first, cache.len) = (image.first, image.len);
         Ok(cache)
+    }
+}
+
+impl Handle for KvCache {
+    type Shape = (KvShape, usize);
+
+    fn shape(&self) -> (KvShape, usize) {
+        (self.shape, self.len())
     }
 }
 

@@ -162,7 +162,7 @@ pub(crate) fn words(links: &[Link], counts: &mut [u32], patience: u32) -> Vec<(u
 
 #[cfg(test)]
 mod tests {
-    use ::backend::Backend;
+    use ::backend::{Checked, Ops, Weights};
     use checkpoint::{Bytes, Float, Weight};
 
     use super::*;
@@ -172,7 +172,7 @@ mod tests {
     /// Software or not; none where the machine has no adapter that kernels can wait on.
     fn gpu() -> Option<Gpu> {
         let options = Options { adapter: Choice::Any, chains: Some(true), ..Options::default() };
-        let opened = Gpu::new(&options).inspect_err(|error| println!("skipped: {error}")).ok();
+        let opened = Gpu::new(&options).inspect_err(|error| testing::skipped("gpu", error)).ok();
         opened.filter(|gpu| gpu.device.chains())
     }
 
@@ -246,9 +246,10 @@ mod tests {
         let planes = [vec![0x37; 64 * 32], Float::Bf16.encode(&[0.5; 64]), Float::Bf16.encode(&[-1.0; 64])];
         let [codes, scales, biases] = planes.map(Bytes::from_vec);
         let weight = Weight::affine("w", 1, 64, 64, 4, 64, Float::Bf16, codes, scales, biases).unwrap();
-        let matrix = gpu.matrix(&weight).unwrap();
+        let matrix = gpu.linear(&[&weight]).unwrap();
+        let b = Checked(&gpu);
         let x = gpu.upload(1, 64, &[1.0; 64]).unwrap();
-        let twice = || gpu.read(&gpu.matmul(&gpu.matmul(&x, &matrix)?, &matrix)?);
+        let twice = || b.read(&b.matmul(&b.matmul(&x, &matrix)?, &matrix)?);
         let first = twice().unwrap();
         gpu.recorder.expect(1);
         let error = twice().unwrap_err().to_string();

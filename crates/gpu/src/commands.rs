@@ -138,14 +138,14 @@ impl Recorded {
 
 #[cfg(test)]
 mod tests {
-    use ::backend::{Backend, Result};
+    use ::backend::{Ops, Result, Run};
 
     use crate::{Choice, Gpu, Options, Tensor};
 
     /// Software or not; none where the machine has no adapter at all.
     fn gpu() -> Option<Gpu> {
         let opened = Gpu::new(&Options { adapter: Choice::Any, ..Options::default() });
-        opened.inspect_err(|error| println!("skipped: {error}")).ok()
+        opened.inspect_err(|error| testing::skipped("gpu", error)).ok()
     }
 
     fn twice(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {

@@ -328,14 +328,14 @@ pub(crate) fn ready<T>(future: impl Future<Output = T>) -> T {
 
 #[cfg(test)]
 mod tests {
-    use ::backend::{Backend, Error};
+    use ::backend::{Error, Ops};
 
     use crate::{Choice, Gpu, Options};
 
     /// Software or not; none where the machine has no adapter at all.
     fn gpu() -> Option<Gpu> {
         let opened = Gpu::new(&Options { adapter: Choice::Any, ..Options::default() });
-        opened.inspect_err(|error| println!("skipped: {error}")).ok()
+        opened.inspect_err(|error| testing::skipped("gpu", error)).ok()
     }
 
     #[test]

@@ -1,7 +1,8 @@
-//! What choices of kernels depend on, in one place: limits that an adapter tells, and numbers that suit a kind of device.
+//! What choices of kernels depend on, in one place: limits that an adapter tells, and numbers that
+//! suit a kind of device.
 //!
-//! Only the numbers for NVIDIA were measured, on an H200 (docs/performance.md). The other kinds have the same ones until somebody
-//! measures there; each field says what to try.
+//! Only the numbers for NVIDIA were measured, on an H200 (docs/performance.md). The other kinds
+//! have the same ones until somebody measures there.
 
 /// Kinds of adapters that are tuned apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +33,8 @@ impl DeviceKind {
 /// What an open device can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceLimits {
-    /// Whether tiles of 16 x 16 halves can be multiplied by whole subgroups of 32, and sums kept in f32.
+    /// Whether tiles of 16 x 16 halves can be multiplied by whole subgroups of 32, and sums kept in
+    /// f32.
     pub matrices: bool,
     /// Whether kernels may wait for each other by themselves.
     pub chains: bool,
@@ -51,20 +53,24 @@ pub(crate) struct DeviceLimits {
 pub(crate) struct DeviceProfile {
     pub limits: DeviceLimits,
 
-    /// Workgroups with tiles that keep the device busy: tiles are made smaller until there are as many. Twice its processors.
+    /// Workgroups with tiles that keep the device busy: tiles are made smaller until there are as
+    /// many. Twice its processors.
     pub tile_workgroups: usize,
-    /// Workgroups of one token's product: rather than more, each takes several blocks of rows, since preparing the input costs, too. Twice its
-    /// processors.
+    /// Workgroups of one token's product: rather than more, each takes several blocks of rows,
+    /// since preparing the input costs, too. Twice its processors.
     pub product_workgroups: usize,
-    /// Rows from which on a product is a model's head, which has many blocks of rows for each workgroup.
+    /// Rows from which on a product is a model's head, which has many blocks of rows for each
+    /// workgroup.
     pub head_rows: usize,
-    /// Groups of 32 inputs for which threads of a head's product have room while they ask for weights ahead: their registers.
+    /// Groups of 32 inputs for which threads of a head's product have room while they ask for
+    /// weights ahead: their registers.
     pub head_groups: usize,
     /// Rows from which on threads of one token's product have two rows each.
     pub paired_rows: usize,
     /// Tokens up to which a product goes row by row; beyond, it makes tiles.
     pub row_product_tokens: usize,
-    /// Rows of a matrix from which on a subgroup has a row of a row-by-row product, and up to which a workgroup of 256 has a long one.
+    /// Rows of a matrix from which on a subgroup has a row of a row-by-row product, and up to which
+    /// a workgroup of 256 has a long one.
     pub narrow_team_rows: usize,
     pub wide_team_rows: usize,
     /// Rows of a workgroup of a product with the heads of latents, behind barriers and in a chain.
@@ -87,10 +93,12 @@ pub(crate) struct DeviceProfile {
     /// Tokens up to which one thread takes all of a channel through a convolution.
     pub convolution_tokens: usize,
 
-    /// Single tokens of so many sequences are decoded sooner one after the other than together, in a chain.
+    /// Single tokens of so many sequences are decoded sooner one after the other than together, in
+    /// a chain.
     pub steps_alone: usize,
 
-    /// Values that the host reads and looks through in the time of a pass that looks for the largest.
+    /// Values that the host reads and looks through in the time of a pass that looks for the
+    /// largest.
     pub values_per_pass: usize,
     /// Largest values that are looked for on the device, each of which costs a pass.
     pub most_largest: usize,

@@ -1,7 +1,8 @@
 //! Typed kernels: what Rust declares of each WGSL file, and calls of it.
 //!
-//! [`kernel!`] declares a kernel's parameters, bindings and constants by name. A test reflects the WGSL with naga and compares names,
-//! offsets, types and access, so that neither side can drift from the other.
+//! [`kernel!`] declares a kernel's parameters, bindings and constants by name. A test reflects the
+//! WGSL with naga and compares names, offsets, types and access, so that neither side can drift
+//! from the other.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -348,8 +349,9 @@ macro_rules! consts {
 
 /// Declares a kernel as a module with `Params`, `Bindings`, `Consts` and `call`.
 ///
-/// A binding is `read` or `write`; one that is `read or other` is optional, and `other` stands in for it where it is absent: the kernel
-/// looks at it only if a parameter says that it is there. `consts` come with a function that lists what choosers can return.
+/// A binding is `read` or `write`; one that is `read or other` is optional, and `other` stands in
+/// for it where it is absent: the kernel looks at it only if a parameter says that it is there.
+/// `consts` come with a function that lists what choosers can return.
 macro_rules! kernel {
     (@params { $($fields:tt)* }) => {
         $crate::kernel::params!(Params { $($fields)* });

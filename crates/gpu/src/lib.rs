@@ -26,6 +26,7 @@ mod shader;
 mod slots;
 mod tensor;
 mod upload;
+mod vectors;
 // Where wgpu has it.
 #[cfg(any(windows, target_os = "linux", target_os = "android", target_os = "freebsd"))]
 mod vulkan;
@@ -55,6 +56,7 @@ mod vulkan {
     }
 }
 
+pub use backend::Hidden;
 pub use cache::KvCache;
 pub use commands::Recorded;
 pub use device::{Adapter, Choice, adapters};
@@ -64,7 +66,7 @@ pub use ops::top::Chosen;
 pub use recurrent::Recurrent;
 pub use slots::Streaming;
 pub use tensor::Tensor;
-pub use weights::{Experts, HeadMatrices, Matrix};
+pub use weights::{Experts, HeadMatrices, Linear};
 
 use std::sync::Arc;
 
@@ -79,6 +81,7 @@ use recorder::Recorder;
 use slots::Stream;
 use store::Store;
 use upload::Uploads;
+use vectors::Vectors;
 
 /// How products are rounded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -122,6 +125,7 @@ pub struct Gpu {
     uploads: Arc<Uploads>,
     aside: Arc<Aside>,
     ropes: Arc<Ropes>,
+    vectors: Arc<Vectors>,
     /// Present when experts are read from disk.
     stream: Option<Arc<Stream>>,
 }
@@ -135,8 +139,9 @@ impl Gpu {
         let recorder = Recorder::new(device.clone(), uploads.gate.clone(), &pipelines, options.profile);
         let pool = Arc::new(Pool::new(device.clone()));
         let stream = options.streaming.clone().map(Stream::new).transpose()?.map(Arc::new);
-        let (recorder, aside, ropes) = (Arc::new(recorder), Arc::new(Aside::new()?), Arc::default());
-        Ok(Self { device, pool, pipelines, recorder, uploads, aside, ropes, stream })
+        let (recorder, aside) = (Arc::new(recorder), Arc::new(Aside::new()?));
+        let (ropes, vectors) = Default::default();
+        Ok(Self { device, pool, pipelines, recorder, uploads, aside, ropes, vectors, stream })
     }
 
     /// What experts are read with, where they are.

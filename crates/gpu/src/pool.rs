@@ -235,6 +235,11 @@ impl Buffer {
         Self { whole: self.whole.clone(), offset: self.offset + bytes }
     }
 
+    /// All of the buffer that this one is a part of.
+    pub fn beginning(&self) -> Self {
+        Self { whole: self.whole.clone(), offset: 0 }
+    }
+
     /// The whole buffer: what this one has begins at `offset`.
     pub fn wgpu(&self) -> &wgpu::Buffer {
         &self.named().buffer

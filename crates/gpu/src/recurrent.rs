@@ -1,6 +1,6 @@
 //! Recurrent states of one layer of one sequence.
 
-use ::backend::{GdnShape, RecurrentImage, Result};
+use ::backend::{GdnShape, Handle, RecurrentImage, Result};
 
 use crate::Gpu;
 use crate::pool::Buffer;
@@ -66,4 +66,12 @@ pub(crate) fn numbers(bytes: &[u8]) -> Vec<u32> {
 /// Bytes that came back from the device as floats.
 pub(crate) fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|b| f32::from_ne_bytes(*b)).collect()
+}
+
+impl Handle for Recurrent {
+    type Shape = GdnShape;
+
+    fn shape(&self) -> GdnShape {
+        self.shape
+    }
 }

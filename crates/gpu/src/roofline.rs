@@ -5,14 +5,14 @@ use std::cell::RefCell;
 use std::time::Instant;
 
 use ::backend::{
-    Activation, Attention, AttentionWeights, Backend, Batch, CacheFloat, Factor, GdnShape, GdnWeights,
-    KeyValueNorms, KvShape, LatentAttention, LatentWeights, Mask, MlaWeights, MoeWeights, Norm, Pairing,
-    RopeSpec, Routing, Shape,
+    Activation, Attention, Batch, Cache, CacheFloat, GatedDelta, GdnLayout, GdnShape, GdnVectors, KeyValues,
+    KvShape, LatentAttention, Moe, Norm, Ops, Pairing, Residual, RopeSpec, Routing, Run, Scores, Weights,
 };
 use checkpoint::{Bytes, Float, Weight};
 
 use crate::kernels::elementwise::sigmoid_gate;
-use crate::ops::rounded::{Besides, Prologue};
+use crate::ops::attention_step::Places;
+use crate::ops::rounded::{Besides, NormRef, Prologue};
 use crate::recorder::Copy;
 use crate::{Choice, Gpu, Options, Tensor};
 
@@ -136,16 +136,16 @@ fn products(gpu: &Gpu, software: bool) {
         let weight = weight(1, rows, cols);
         let bytes = (rows * cols) as f64 * 4.5 / 8.0;
         let copies = copies(bytes, software);
-        let matrices: Vec<_> = (0..copies).map(|_| gpu.matrix(&weight).unwrap()).collect();
+        let matrices: Vec<_> = (0..copies).map(|_| gpu.linear(&[&weight]).unwrap()).collect();
         let values: Vec<f32> = (0..cols).map(|i| (i as f32 * 0.7).sin()).collect();
         let x = gpu.upload(1, cols, &values).unwrap();
         let head = gpu.upload(1, 128, &values[..128]).unwrap();
         gpu.recorder.submit();
-        let norm = Norm { w: &x, eps: 1e-6 };
+        let norm = NormRef { w: &x, eps: 1e-6 };
         let input = match kind {
             Kind::Plain => Prologue::Plain(&x),
             Kind::Norm | Kind::Glu => Prologue::Norm(&x, norm),
-            Kind::GatedNorm => Prologue::GatedNorm([&x, &x], Norm { w: &head, eps: 1e-6 }),
+            Kind::GatedNorm => Prologue::GatedNorm([&x, &x], NormRef { w: &head, eps: 1e-6 }),
         };
         let glu = matches!(kind, Kind::Glu).then_some(Activation::Silu);
         // In a chain results stay for a round: it ends where one takes the place of another, and large ones, like a head's, would do so at once.
@@ -158,7 +158,7 @@ fn products(gpu: &Gpu, software: bool) {
                 gpu.pool.wake();
             }
             results
-                .push(gpu.rounded_product(&input, &matrices[i % copies].stack, 0..rows, &besides).unwrap());
+                .push(gpu.rounded_product(&input, matrices[i % copies].stack(), 0..rows, &besides).unwrap());
         });
         told(&format!("{name}, [{rows}, {cols}]"), bytes, time);
     }
@@ -187,13 +187,15 @@ fn experts(gpu: &Gpu, software: bool) {
             continue;
         }
         let [up, down] = [weight(count, width, hidden), weight(count, hidden, width)];
-        let weights = MoeWeights {
-            router: gpu.matrix(&weight(1, count, hidden)).unwrap(),
+        let weights = Moe {
+            norm: Norm { w: gpu.upload(1, hidden, &vec![1.0; hidden]).unwrap(), eps: 1e-6 },
+            router: gpu.linear(&[&weight(1, count, hidden)]).unwrap(),
             router_norm: None,
-            shared_gate: None,
             routing: Routing::Softmax { top_k, renormalise: true },
             experts: gpu.expert_weights([&up, &up, &down], None).unwrap(),
             activation: Activation::Silu,
+            dense: None,
+            residual: Residual::Plain,
         };
         let values = |seed: usize, n: usize| -> Vec<f32> {
             (0..n).map(|i| ((i * i + seed * 7919) as f32 * 0.7).sin()).collect()
@@ -224,7 +226,7 @@ fn norms(gpu: &Gpu) {
     let [r, a, b, w] = [(); 4].map(|()| gpu.upload(1, width, &values).unwrap());
     gpu.recorder.submit();
     let one = seconds(gpu, 100, |_| {
-        gpu.norm_add_of([&r, &a, &w], 1e-6, &Factor::One).unwrap();
+        gpu.norm_add_of([&r, &a, &w], 1e-6, 1.0).unwrap();
     });
     let three = seconds(gpu, 100, |_| {
         gpu.combine_norm_add_of([&r, &a, &b], [&w, &w, &w], 1e-6, 0.5).unwrap();
@@ -237,19 +239,26 @@ fn mixers(gpu: &Gpu, software: bool) {
     let shape = GdnShape { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, kernel: 4 };
     let zeros = |rows, cols| gpu.upload(rows, cols, &vec![0.5; rows * cols]).unwrap();
     let x = zeros(1, 2 * shape.channels());
-    let part = |start: usize, cols| Tensor::new(Shape { rows: 1, cols }, x.buffer().behind(4 * start as u64));
     let channels = shape.channels();
-    let inputs = [part(0, channels), part(channels, 32), part(channels + 64, 32)];
-    let weights = GdnWeights { shape, conv: zeros(channels, 4), a_log: zeros(1, 32), dt_bias: zeros(1, 32) };
+    let qkv = Tensor::new(::backend::Shape { rows: 1, cols: channels }, x.buffer().behind(0));
+    let weights = GatedDelta {
+        norm: Norm { w: zeros(1, 64), eps: 1e-6 },
+        projections: gpu.linear(&[&weight(1, 64, 64)]).unwrap(),
+        layout: GdnLayout::Split,
+        shape,
+        vectors: GdnVectors { conv: zeros(channels, 4), a_log: zeros(1, 32), dt_bias: zeros(1, 32) },
+        out_norm: Norm { w: zeros(1, 128), eps: 1e-6 },
+        out: gpu.linear(&[&weight(1, 64, 64)]).unwrap(),
+    };
     let count = if software { 1 } else { 40 };
     let states: RefCell<Vec<_>> = RefCell::new((0..count).map(|_| gpu.recurrent(&shape).unwrap()).collect());
     let time = seconds(gpu, 100, |i| {
         let state = &mut states.borrow_mut()[i % count];
-        gpu.gdn_step(inputs.each_ref(), &weights, state).unwrap().unwrap();
+        gpu.gdn_step(&qkv, [channels, channels + 64], &weights, state).unwrap().unwrap();
     });
     told("a step of Gated DeltaNet, 32 states of 128 x 128", 8.0 * shape.state_len() as f64, time);
 
-    let spec = Attention { heads: 16, scale: 0.06, mask: Mask::Causal, soft_cap: None };
+    let scores = Scores { heads: 16, scale: 0.06, window: None, soft_cap: None };
     let q = zeros(1, 16 * 256);
     let kv = KvShape { heads: 2, key_dim: 256, value_dim: 256, float: CacheFloat::F16, window: None };
     for context in if software { vec![128] } else { vec![128, 512, 2048, 16384] } {
@@ -259,7 +268,7 @@ fn mixers(gpu: &Gpu, software: bool) {
         let batch = Batch::new(gpu, &[(&[0], context - 1)]).unwrap();
         gpu.recorder.submit();
         let time = seconds(gpu, 100, |_| {
-            gpu.attention(&q, &batch, &[&cache], &spec).unwrap();
+            gpu.sdpa(&q, &batch, &[&cache], &scores).unwrap();
         });
         told(&format!("attention over {context}"), (context * kv.token_bytes()) as f64, time);
     }
@@ -278,11 +287,11 @@ fn cores(gpu: &Gpu, software: bool) {
         gpu.rope_table(&RopeSpec { inv_freq, pairing: Pairing::Halves, factor: 1.0 }).unwrap()
     };
     let x = tensor(2048);
-    let others: Vec<_> = (0..24).map(|_| gpu.matrix(&weight(1, 12_416, 2048)).unwrap()).collect();
+    let others: Vec<_> = (0..24).map(|_| gpu.linear(&[&weight(1, 12_416, 2048)]).unwrap()).collect();
     gpu.recorder.submit();
     let other = |i: usize| {
-        let input = Prologue::Norm(&x, Norm { w: &x, eps: 1e-6 });
-        gpu.rounded_product(&input, &others[i % 24].stack, 0..12_416, &Besides::default()).unwrap();
+        let input = Prologue::Norm(&x, NormRef { w: &x, eps: 1e-6 });
+        gpu.rounded_product(&input, others[i % 24].stack(), 0..12_416, &Besides::default()).unwrap();
     };
     let product = seconds(gpu, 100, other);
     let measure = |name: &str, position: usize, core: &dyn Fn()| {
@@ -306,21 +315,24 @@ fn cores(gpu: &Gpu, software: bool) {
     {
         let query = heads * width * if gated { 2 } else { 1 };
         let all = tensor(query + 2 * key_heads * width);
-        let part =
-            |start: usize, cols| Tensor::new(Shape { rows: 1, cols }, all.buffer().behind(4 * start as u64));
-        let (q, kv) = (
-            part(0, query),
-            [part(query, key_heads * width), part(query + key_heads * width, key_heads * width)],
-        );
-        let own = KeyValueNorms { heads: key_heads, k_norm: tensor(width), norm_values: false };
-        let weights = AttentionWeights {
-            q_norm: tensor(width),
-            key_value: Some(own),
+        let shape = ::backend::Shape { rows: 1, cols: query };
+        let q = Tensor::new(shape, all.buffer().behind(0));
+        let places = Places { k_at: query, v_at: query + key_heads * width };
+        let norm = |width: usize| Norm { w: tensor(width), eps: 1e-6 };
+        let weights = Attention {
+            norm: norm(64),
+            projections: gpu.linear(&[&weight(1, 64, 64)]).unwrap(),
+            q_norm: norm(width),
+            key_values: Some(KeyValues { heads: key_heads, k_norm: norm(width), norm_values: false }),
             rope: rope(64),
-            eps: 1e-6,
+            out: gpu.linear(&[&weight(1, 64, 64)]).unwrap(),
+            residual: Residual::Plain,
+            heads,
             gated,
+            scale: 0.06,
+            window: None,
+            soft_cap: None,
         };
-        let spec = Attention { heads, scale: 0.06, mask: Mask::Causal, soft_cap: None };
         let shape = KvShape {
             heads: key_heads,
             key_dim: width,
@@ -335,19 +347,27 @@ fn cores(gpu: &Gpu, software: bool) {
         gpu.recorder.submit();
         measure(name, position, &|| {
             let cache = &mut *cache.borrow_mut();
-            gpu.attention_step(&q, Some(&kv), &weights, &batch, cache, (&spec, true)).unwrap().unwrap();
+            gpu.attention_step(&q, places, &weights, &batch, cache, true).unwrap().unwrap();
             cache.truncate(position);
         });
     }
     let (heads, rank, nope, pe) = (16, 512, 128, 64);
     let q = tensor(heads * (nope + pe));
     let kv = tensor(rank + pe);
-    let mla = MlaWeights {
+    let norm = |width: usize| Norm { w: tensor(width), eps: 1e-6 };
+    let weights = LatentAttention {
+        norm: norm(64),
+        projections: gpu.linear(&[&weight(1, 64, 64)]).unwrap(),
+        query: None,
+        latent_norm: norm(rank),
+        rope: rope(pe),
+        nope,
         embed_q: gpu.head_matrices(&weight(heads, rank, nope), false).unwrap(),
         unembed_out: gpu.head_matrices(&weight(heads, 128, rank), false).unwrap(),
+        out: gpu.linear(&[&weight(1, 64, 64)]).unwrap(),
+        heads,
+        scale: 0.06,
     };
-    let weights = LatentWeights { norm: tensor(rank), eps: 1e-6, rope: rope(pe), nope, mla };
-    let spec = LatentAttention { heads, scale: 0.06 };
     for position in [0, 63, 127, 255, 511, 1023] {
         let shape =
             KvShape { heads: 1, key_dim: rank + pe, value_dim: 0, float: CacheFloat::F16, window: None };
@@ -358,7 +378,7 @@ fn cores(gpu: &Gpu, software: bool) {
         gpu.recorder.submit();
         measure("deepseek-mini, two dispatches,", position, &|| {
             let cache = &mut *cache.borrow_mut();
-            gpu.latent_heads([&q, &kv], &weights, &batch, &batch.spans()[0], cache, &spec).unwrap().unwrap();
+            gpu.latent_heads([&q, &kv], &weights, &batch, &batch.spans()[0], cache).unwrap().unwrap();
             cache.truncate(position);
         });
     }
@@ -379,10 +399,10 @@ fn prompts(gpu: &Gpu, software: bool) {
         gpu.upload(rows, cols, &values).unwrap()
     };
     for (rows, cols) in [(12416, 2048), (2048, 4096), (8192, 2048), (512, 2048)] {
-        let matrix = gpu.matrix(&weight(1, rows, cols)).unwrap();
+        let matrix = gpu.linear(&[&weight(1, rows, cols)]).unwrap();
         let x = values(n, cols);
         let time = seconds(gpu, 5, |_| {
-            gpu.matmuls(&x, [&matrix]).unwrap();
+            gpu.matmuls(&x, &matrix).unwrap();
         });
         told(&format!("product [{rows}, {cols}]"), (n * rows * cols) as f64, time);
     }
@@ -390,7 +410,8 @@ fn prompts(gpu: &Gpu, software: bool) {
     let [up, down] = [weight(count, width, hidden), weight(count, hidden, width)];
     let experts = gpu.expert_weights([&up, &up, &down], None).unwrap();
     let logits: Vec<f32> = (0..n * count).map(|i| ((i * 7919 % 10_007) as f32 * 0.37).sin()).collect();
-    let routes = gpu.route_softmax(&gpu.upload(n, count, &logits).unwrap(), top_k, true).unwrap();
+    let routing = Routing::Softmax { top_k, renormalise: true };
+    let routes = gpu.route(&gpu.upload(n, count, &logits).unwrap(), &routing).unwrap();
     let x = values(n, hidden);
     let time = seconds(gpu, 5, |_| {
         gpu.experts(&x, &routes, &experts, Activation::Silu).unwrap();
@@ -406,15 +427,14 @@ fn prompts(gpu: &Gpu, software: bool) {
     ];
     for (heads, key_heads, key_dim, value_dim, window) in shapes {
         let kv = KvShape { heads: key_heads, key_dim, value_dim, float: CacheFloat::F16, window };
-        let mask = window.map_or(Mask::Causal, Mask::Window);
-        let spec = Attention { heads, scale: 0.06, mask, soft_cap: None };
+        let scores = Scores { heads, scale: 0.06, window, soft_cap: None };
         let q = values(n, heads * key_dim);
         let mut cache = gpu.kv_cache(&kv).unwrap();
         let batch = Batch::new(gpu, &[(&vec![0; n], 0)]).unwrap();
         let [k, v] = [key_dim, value_dim].map(|width| values(n, key_heads * width));
         gpu.kv_append(&k, &v, &batch, &mut [&mut cache]).unwrap();
         let time = seconds(gpu, 5, |_| {
-            gpu.attention(&q, &batch, &[&cache], &spec).unwrap();
+            gpu.sdpa(&q, &batch, &[&cache], &scores).unwrap();
         });
         let seen =
             window.map_or(n / 2, |window| if n > window { window * (n - window / 2) / n } else { n / 2 });

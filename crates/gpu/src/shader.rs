@@ -19,8 +19,6 @@ pub(crate) enum Piece {
     Totals,
     /// `1 / rms`
     Rms,
-    /// What a norm beside a residual takes.
-    Residual,
     /// What a linear layer takes, and what is added to its product.
     Linear,
     /// SiLU or GELU.
@@ -155,7 +153,6 @@ impl Variant {
             Sum => piece!("sum_shared"),
             Totals if subgroups => piece!("totals_subgroup"),
             Totals => piece!("totals_shared"),
-            Residual => piece!("residual"),
             Linear => piece!("linear"),
             Rms => piece!("rms"),
             Activation => piece!("activation"),

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ::backend::{Backend, Error, Result};
+use ::backend::{Error, Ops, Result};
 use checkpoint::Weight;
 use store::{Expert, Frequencies, Store, StoreOptions};
 

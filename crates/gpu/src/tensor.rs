@@ -28,6 +28,8 @@ impl Tensor {
 }
 
 impl Handle for Tensor {
+    type Shape = Shape;
+
     fn shape(&self) -> Shape {
         self.shape
     }

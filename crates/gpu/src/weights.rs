@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use ::backend::{Handle, Result, Shape};
+use ::backend::{ExpertShape, Handle, HeadShape, LinearShape, Result, Shape};
 use checkpoint::{Float, Format, Weight};
 
 use crate::Gpu;
@@ -246,27 +246,40 @@ impl Gpu {
     }
 
     /// Takes matrices over one input over, as one stack where they can be one.
-    pub(crate) fn joined<const N: usize>(&self, weights: [&Weight; N]) -> Result<Option<[Matrix; N]>> {
-        let Some(first) = weights.first() else { return Ok(None) };
+    pub(crate) fn linear_of(&self, weights: &[&Weight]) -> Result<Linear> {
+        if let Some(joined) = self.joined(weights)? {
+            return Ok(Linear { matrices: joined, joined: true });
+        }
+        let matrix = |weight: &&Weight| {
+            let bias = self.bias(weight)?;
+            let stack = Arc::new(self.stack(Source::one(weight))?);
+            Ok(Matrix { rows: weight.rows, first: 0, stack, bias })
+        };
+        let matrices = weights.iter().map(matrix).collect::<Result<Vec<_>>>()?;
+        Ok(Linear { joined: matrices.len() == 1, matrices })
+    }
+
+    fn joined(&self, weights: &[&Weight]) -> Result<Option<Vec<Matrix>>> {
+        let [first, _, ..] = weights else { return Ok(None) };
         let alike = |w: &&Weight| (w.format, w.cols) == (first.format, first.cols) && w.bias.is_none();
-        let source = Source::joined(&weights);
-        if N == 1 || !weights.iter().all(alike) || source.rows() > self.rows_of_part(first.format, first.cols)
-        {
+        let source = Source::joined(weights);
+        if !weights.iter().all(alike) || source.rows() > self.rows_of_part(first.format, first.cols) {
             return Ok(None);
         }
-        let mut starts = source.starts().into_iter();
+        let starts = source.starts();
         let stack = Arc::new(self.stack(source)?);
-        Ok(Some(weights.map(|weight| Matrix {
+        let matrix = |(weight, first): (&&Weight, usize)| Matrix {
             rows: weight.rows,
-            first: starts.next().unwrap_or(0),
+            first,
             stack: stack.clone(),
             bias: None,
-        })))
+        };
+        Ok(Some(weights.iter().zip(starts).map(matrix).collect()))
     }
 
     /// The bias of a linear layer, if it has one.
     pub(crate) fn bias(&self, weight: &Weight) -> Result<Option<Tensor>> {
-        let upload = |bias: &Vec<f32>| ::backend::Backend::upload(self, 1, bias.len(), bias);
+        let upload = |bias: &Vec<f32>| ::backend::Weights::vector(self, 1, bias.len(), bias);
         weight.bias.as_ref().map(upload).transpose()
     }
 }
@@ -286,7 +299,7 @@ impl Stack {
 }
 
 /// A matrix `[out, in]` on the device: some rows of a stack, of all its parts or of the one that it has.
-pub struct Matrix {
+pub(crate) struct Matrix {
     pub(crate) rows: usize,
     /// Rows of the stack before it.
     pub(crate) first: usize,
@@ -294,9 +307,57 @@ pub struct Matrix {
     pub(crate) bias: Option<Tensor>,
 }
 
-impl Handle for Matrix {
-    fn shape(&self) -> Shape {
-        Shape { rows: self.rows, cols: self.stack.cols }
+impl Matrix {
+    /// Its rows among those of its stack.
+    pub(crate) fn rows_of_stack(&self) -> Range<usize> {
+        self.first..self.first + self.rows
+    }
+}
+
+/// Matrices over one input.
+pub struct Linear {
+    matrices: Vec<Matrix>,
+    /// Whether they are neighbours in one stack, so that one dispatch multiplies with all.
+    joined: bool,
+}
+
+impl Linear {
+    pub(crate) fn len(&self) -> usize {
+        self.matrices.len()
+    }
+
+    /// The first matrix, where there are several.
+    pub(crate) fn only(&self) -> &Matrix {
+        &self.matrices[0]
+    }
+
+    pub(crate) fn matrices(&self) -> &[Matrix] {
+        &self.matrices
+    }
+
+    /// The stack of the first matrix.
+    pub(crate) fn stack(&self) -> &Stack {
+        &self.only().stack
+    }
+
+    /// The rows of the stack that all the matrices are, where they are neighbours.
+    pub(crate) fn rows_of_stack(&self) -> Option<Range<usize>> {
+        let last = self.matrices.last().filter(|_| self.joined)?;
+        Some(self.only().first..last.first + last.rows)
+    }
+
+    /// The same where nothing lies between them, so that columns of one result follow each other.
+    pub(crate) fn contiguous_rows(&self) -> Option<Range<usize>> {
+        let rows: usize = self.matrices.iter().map(|matrix| matrix.rows).sum();
+        self.rows_of_stack().filter(|range| range.len() == rows && self.stack().parts.len() == 1)
+    }
+}
+
+impl Handle for Linear {
+    type Shape = LinearShape;
+
+    fn shape(&self) -> LinearShape {
+        LinearShape::new(self.stack().cols, self.matrices.iter().map(|matrix| matrix.rows))
     }
 }
 
@@ -309,11 +370,13 @@ pub struct HeadMatrices {
     pub(crate) transposed: bool,
 }
 
-impl HeadMatrices {
-    /// `[out, in]` of one head's product.
-    pub(crate) fn product_shape(&self) -> Shape {
+impl Handle for HeadMatrices {
+    type Shape = HeadShape;
+
+    fn shape(&self) -> HeadShape {
         let (rows, cols) = (self.rows, self.stack.cols);
-        if self.transposed { Shape { rows: cols, cols: rows } } else { Shape { rows, cols } }
+        let matrix = if self.transposed { Shape { rows: cols, cols: rows } } else { Shape { rows, cols } };
+        HeadShape { heads: self.count, matrix }
     }
 }
 
@@ -331,6 +394,14 @@ pub struct Experts {
     pub(crate) slots: Option<Slots>,
 }
 
+impl Handle for Experts {
+    type Shape = ExpertShape;
+
+    fn shape(&self) -> ExpertShape {
+        ExpertShape { count: self.count, hidden: self.hidden, width: self.width }
+    }
+}
+
 impl Experts {
     /// Matrices of each of the stacks.
     pub(crate) fn matrices(&self) -> usize {
@@ -345,8 +416,8 @@ pub(crate) enum SharedExpert {
     Absent,
     /// It lies behind the others, like one of them.
     Behind,
-    /// Of another width or format: its gate, up and down.
-    Apart([Matrix; 3]),
+    /// Of another width or format.
+    Apart { gate_up: Linear, down: Linear },
 }
 
 /// The matrices before an expert's activation.

@@ -15,7 +15,7 @@ const MOST_ROTATED: usize = 8192;
 
 /// The fields of one object of the config.
 #[derive(Clone, Copy)]
-pub struct Fields<'a>(pub(crate) &'a Value);
+pub(crate) struct Fields<'a>(pub &'a Value);
 
 pub(crate) fn problem(field: &str, problem: impl Into<String>) -> Error {
     Error::Config { field: field.into(), problem: problem.into() }
@@ -27,7 +27,8 @@ impl<'a> Fields<'a> {
         self.0.get(field).filter(|v| !v.is_null())
     }
 
-    /// `default` where the file does not name the field. Null is no value, not the default, as in the references.
+    /// `default` where the file does not name the field. Null is no value rather than the default, as
+    /// it is to mlx-lm and transformers.
     pub fn or_default<T>(&self, field: &str, value: Option<T>, default: T) -> Option<T> {
         value.or_else(|| self.0.get(field).is_none().then_some(default))
     }

@@ -28,9 +28,9 @@ pub struct Family {
     pub prefix: &'static str,
     /// Reads `config.json`: the text model's fields, then the whole file's, which are the same
     /// where there is no other.
-    pub read: fn(Fields<'_>, Fields<'_>) -> Result<Spec>,
+    pub(crate) read: fn(Fields<'_>, Fields<'_>) -> Result<Spec>,
     /// What is to be added to norms as a checkpoint stores them.
-    pub norm_offset: fn(&Checkpoint) -> f32,
+    pub(crate) norm_offset: fn(&Checkpoint) -> f32,
     /// How mlx-lm quantises routers and gates of shared experts: `quant_predicate` of its class.
     pub router: Quantise,
     /// Values that keep their type where others are cast: `cast_predicate` of mlx-lm's class.

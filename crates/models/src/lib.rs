@@ -5,13 +5,12 @@
 //! names and shapes of all weights, what a sequence keeps, and what there is to say of a model. An
 //! [`Outline`] is that together with a checkpoint's tensors, still without a backend. [`Model`]
 //! brings it to one: `layers` say what happens to a batch of tokens, in calls of
-//! [`backend::Backend`].
+//! blocks of [`backend::Blocks`].
 
 mod config;
 mod error;
 mod families;
 mod family;
-mod gemma4;
 mod layers;
 mod loader;
 mod model;
@@ -23,15 +22,11 @@ mod traffic;
 mod weights;
 mod words;
 
-pub use config::Fields;
 pub use error::{Error, Result};
 pub use family::{FAMILIES, Family, Preset, Quantise};
 pub use model::{Ahead, Drafted, Logits, Model, Request, Stepped};
 pub use outline::{ListedWeight, Outline, Summary};
-pub use spec::{
-    AttentionSpec, Beside, DrafterNames, DrafterSpec, FeedForward, GatedDeltaSpec, LatentSpec, LayerInputs,
-    LayerSpec, Mixer, MlpSpec, MoeNames, MoeSpec, Norms, RoutingSpec, SharedSpec, Spec,
-};
+pub use spec::Spec;
 pub use state::{LayerImage, LayerShape, LayerState, RecurrentSnapshot, State, StateImage};
 pub use stored::Stored;
 pub use traffic::{Sizes, Traffic};

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt::Display;
 
-use backend::Backend;
+use backend::{Backend, Norm};
 use checkpoint::Weight;
 
 use crate::outline::ListedWeight;
@@ -46,22 +46,16 @@ impl<'a, B: Backend> Loader<'a, B> {
 
     fn weight(&self, name: &str) -> Result<(Weight, bool)> {
         match self.take(name)? {
-            Stored::Matrices { weight, transposed, .. } => Ok((weight, transposed)),
+            Stored::Matrices { weight, transposed, .. } => Ok((*weight, transposed)),
             Stored::Values { .. } => Err(Error::NotListed { path: format!("{}{name}", self.path) }),
         }
     }
 
-    /// A linear layer.
-    pub fn matrix(&self, name: &str) -> Result<B::Matrix> {
-        Ok(self.backend.matrix(&self.weight(name)?.0)?)
-    }
-
-    /// Linear layers over one input.
-    pub fn matrices<const N: usize>(&self, names: [&str; N]) -> Result<[B::Matrix; N]> {
-        let weights = names.map(|name| self.weight(name).map(|(weight, _)| weight));
-        let weights: Vec<Weight> = weights.into_iter().collect::<Result<_>>()?;
-        let weights: [Weight; N] = weights.try_into().unwrap_or_else(|_| unreachable!("one per name"));
-        Ok(self.backend.matrices(weights.each_ref())?)
+    /// Matrices over one input.
+    pub fn linear(&self, names: &[&str]) -> Result<B::Linear> {
+        let weight = |name: &&str| Ok(self.weight(name)?.0);
+        let weights = names.iter().map(weight).collect::<Result<Vec<_>>>()?;
+        Ok(self.backend.linear(&weights.iter().collect::<Vec<_>>())?)
     }
 
     /// One matrix per head.
@@ -94,6 +88,11 @@ impl<'a, B: Backend> Loader<'a, B> {
     /// The same as a row on the backend.
     pub fn vector(&self, name: &str) -> Result<B::Tensor> {
         let values = self.values(name)?;
-        Ok(self.backend.upload(1, values.len(), &values)?)
+        Ok(self.backend.vector(1, values.len(), &values)?)
+    }
+
+    /// A norm, by the name of its weight.
+    pub fn norm(&self, name: &str, eps: f32) -> Result<Norm<B::Tensor>> {
+        Ok(Norm { w: self.vector(name)?, eps })
     }
 }

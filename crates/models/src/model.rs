@@ -1,30 +1,15 @@
 //! A loaded model.
 
-use backend::{Backend, Batch, CacheFloat, Span};
+use backend::{Backend, Batch, CacheFloat, Checked, Span};
 use checkpoint::Checkpoint;
 
-use crate::gemma4::Gemma;
-use crate::layers::{Decoder, Drafts};
+use crate::layers::Decoder;
 use crate::loader::{Loader, untaken};
 use crate::outline::{Outline, Summary};
 use crate::spec::Spec;
 use crate::state::{LayerShape, State, StateImage};
 use crate::traffic::{Sizes, Traffic};
 use crate::{Error, Result};
-
-/// A frame: what happens between tokens and logits.
-pub(crate) trait Network<B: Backend>: Send {
-    /// Hidden states of a batch before the final norm; one state per span.
-    fn forward(&self, b: &B, batch: &Batch<B>, states: &mut [&mut State<B>]) -> Result<B::Tensor>;
-
-    /// Logits of hidden states: the final norm and the head.
-    fn logits(&self, b: &B, hidden: &B::Tensor) -> Result<B::Tensor>;
-
-    /// The head that guesses, where there is one.
-    fn drafts(&self) -> Option<Drafts<'_, B>> {
-        None
-    }
-}
 
 /// Which logits a request wants.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -89,7 +74,7 @@ pub struct Drafted<B: Backend> {
 /// A model on a backend.
 pub struct Model<B: Backend> {
     backend: B,
-    network: Box<dyn Network<B>>,
+    decoder: Decoder<B>,
     spec: Spec,
     summary: Summary,
     traffic: Traffic,
@@ -115,21 +100,21 @@ impl<B: Backend> Model<B> {
         let identity = outline.identity().to_owned();
         let weights = untaken(outline.into_weights());
         let root = Loader::new(&weights, &backend, prefix);
-        let sandwich = spec.layers.iter().any(|layer| layer.norms.after_mixer.is_some());
-        let network: Box<dyn Network<B>> = if sandwich {
-            Box::new(Gemma::load(&root, &spec)?)
-        } else {
-            Box::new(Decoder::load(&root, &spec)?)
-        };
+        let decoder = Decoder::load(&root, &spec)?;
         match weights.into_inner().into_keys().next() {
             Some(path) => Err(Error::NotListed { path }),
-            None => Ok(Self { backend, network, spec, summary, traffic, sizes, identity }),
+            None => Ok(Self { backend, decoder, spec, summary, traffic, sizes, identity }),
         }
     }
 
     /// The machine it runs on.
     pub fn backend(&self) -> &B {
         &self.backend
+    }
+
+    /// The same, behind its checks.
+    fn checked(&self) -> Checked<'_, B> {
+        Checked(&self.backend)
     }
 
     /// What it is.
@@ -186,8 +171,8 @@ impl<B: Backend> Model<B> {
     /// The same, and what the drafting head takes of every token, if there is such a head.
     pub fn step_with_hidden(&self, requests: &mut [Request<'_, B>]) -> Result<Stepped<B>> {
         let (logits, hidden) = self.run(requests)?;
-        let drafts = self.network.drafts();
-        let hidden = drafts.map(|drafts| drafts.hidden(&self.backend, &hidden)).transpose()?;
+        let drafter = self.decoder.drafter();
+        let hidden = drafter.map(|_| self.decoder.drafter_input(&self.checked(), &hidden)).transpose()?;
         Ok(Stepped { logits, hidden })
     }
 
@@ -204,7 +189,7 @@ impl<B: Backend> Model<B> {
             let mut requests = [Request { tokens: &[0], state, logits: Logits::Last }];
             let (batch, _) = self.batch(&requests)?;
             let hidden = self.forward(&batch, &mut requests)?;
-            Ok((batch, self.network.logits(&self.backend, &hidden)?))
+            Ok((batch, self.decoder.logits(&self.checked(), &hidden)?))
         })?;
         Ok(Ahead { batch, logits, recorded })
     }
@@ -219,13 +204,13 @@ impl<B: Backend> Model<B> {
         Ok(ahead.logits)
     }
 
-    /// Runs a token that the machine has [chosen](Backend::choose), whether or not the host knows it. Returns its logits, and the choice by them.
+    /// Runs a token that the machine has [chosen](backend::Run::choose), whether or not the host knows it. Returns its logits, and the choice by them.
     /// Only where steps are recorded ahead.
     pub fn step_chosen(&self, chosen: &B::Chosen, state: &mut State<B>) -> Result<(B::Tensor, B::Chosen)> {
         let batch = Batch::following(&self.backend, chosen, state.len)?;
         let mut requests = [Request { tokens: &[0], state, logits: Logits::Last }];
         let hidden = self.forward(&batch, &mut requests)?;
-        let logits = self.network.logits(&self.backend, &hidden)?;
+        let logits = self.decoder.logits(&self.checked(), &hidden)?;
         let next = self.backend.choose(&logits)?;
         Ok((logits, next))
     }
@@ -233,7 +218,7 @@ impl<B: Backend> Model<B> {
     /// Hidden states of all tokens before the final norm.
     fn forward(&self, batch: &Batch<B>, requests: &mut [Request<'_, B>]) -> Result<B::Tensor> {
         let mut states: Vec<_> = requests.iter_mut().map(|r| &mut *r.state).collect();
-        let hidden = self.network.forward(&self.backend, batch, &mut states)?;
+        let hidden = self.decoder.forward(&self.checked(), batch, &mut states)?;
         Self::advance(requests);
         Ok(hidden)
     }
@@ -241,7 +226,7 @@ impl<B: Backend> Model<B> {
     /// The wanted logits, and the hidden states of all tokens before the final norm.
     fn run(&self, requests: &mut [Request<'_, B>]) -> Result<(Option<B::Tensor>, B::Tensor)> {
         let single = |r: &Request<'_, B>| r.tokens.len() == 1 && !matches!(r.logits, Logits::None);
-        if (2..=self.backend.sooner_alone()).contains(&requests.len()) && requests.iter().all(single) {
+        if (2..=self.backend.faster_alone()).contains(&requests.len()) && requests.iter().all(single) {
             return self.run_one_by_one(requests);
         }
         self.run_together(requests)
@@ -253,7 +238,7 @@ impl<B: Backend> Model<B> {
         let (logits, hidden): (Vec<_>, Vec<_>) = alone.collect::<Result<Vec<_>>>()?.into_iter().unzip();
         let logits: Vec<_> = logits.iter().flatten().collect();
         let hidden: Vec<_> = hidden.iter().collect();
-        Ok((Some(self.backend.join_rows(&logits)?), self.backend.join_rows(&hidden)?))
+        Ok((Some(self.checked().join_rows(&logits)?), self.checked().join_rows(&hidden)?))
     }
 
     fn run_together(&self, requests: &mut [Request<'_, B>]) -> Result<(Option<B::Tensor>, B::Tensor)> {
@@ -264,23 +249,25 @@ impl<B: Backend> Model<B> {
         }
         // Most tokens of a prompt need no logits, and the vocabulary is the widest matrix of all.
         if rows.len() == batch.rows() {
-            return Ok((Some(self.network.logits(&self.backend, &hidden)?), hidden));
+            return Ok((Some(self.decoder.logits(&self.checked(), &hidden)?), hidden));
         }
-        let wanted = self.backend.select_rows(&hidden, &rows)?;
-        Ok((Some(self.network.logits(&self.backend, &wanted)?), hidden))
+        let wanted = self.checked().select_rows(&hidden, &rows)?;
+        Ok((Some(self.decoder.logits(&self.checked(), &wanted)?), hidden))
     }
 
     /// Lets the drafting head see some positions of several sequences: `hidden` has a row for each, in the requests' order. A request's
     /// tokens are those that follow its positions, its state is the head's own, and its logits are guesses of what comes after
     /// these. `None` when nobody wants any, or there is no head.
     pub fn draft(&self, hidden: &B::Tensor, requests: &mut [Request<'_, B>]) -> Result<Option<Drafted<B>>> {
-        let Some(drafts) = self.network.drafts() else { return Ok(None) };
+        let Some(drafter) = self.decoder.drafter() else { return Ok(None) };
+        let b = self.checked();
         let (batch, rows) = self.batch(requests)?;
         let mut states: Vec<_> = requests.iter_mut().map(|r| &mut *r.state).collect();
-        let output = drafts.forward(&self.backend, &batch, hidden, &mut states, &rows)?;
+        let embedded = self.decoder.embed(&b, &batch)?;
+        let output = drafter.forward(&b, &batch, [&embedded, hidden], &mut states, &rows)?;
         Self::advance(requests);
         let Some(hidden) = output else { return Ok(None) };
-        Ok(Some(Drafted { logits: drafts.logits(&self.backend, &hidden)?, hidden }))
+        Ok(Some(Drafted { logits: self.decoder.draft_logits(&b, &hidden)?, hidden }))
     }
 
     /// The batch of some requests, and its rows whose logits are wanted.

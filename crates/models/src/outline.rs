@@ -64,7 +64,7 @@ impl Outline {
 
     /// The same without a drafting head.
     pub fn without_drafter(mut self) -> Self {
-        self.spec.drafter = None;
+        self.spec = self.spec.without_drafter();
         self.weights.retain(|weight| weight.spec.part != Part::Drafter);
         self
     }

@@ -16,7 +16,7 @@ pub enum Stored {
     /// Of all kinds but values.
     Matrices {
         /// The matrix, or one per expert or head.
-        weight: Weight,
+        weight: Box<Weight>,
         /// Whether these are the transposed matrices of those in the list.
         transposed: bool,
         /// The type of the linear layer's bias in the checkpoint, where there is one.
@@ -120,7 +120,7 @@ impl<'a> Source<'a> {
         let path = stored(&spec.path);
         let matrices = |weight: Weight, transposed| {
             let bias = weight.bias.is_some().then(|| self.float(&format!("{path}.bias")));
-            Stored::Matrices { weight, transposed, bias }
+            Stored::Matrices { weight: Box::new(weight), transposed, bias }
         };
         Ok(match &spec.kind {
             Kind::Matrix { rows, cols } => matrices(self.checkpoint.matrix(&path, *rows, *cols)?, false),
@@ -159,9 +159,6 @@ impl<'a> Source<'a> {
             (true, "up_proj") => fused()?.row_range(rows..2 * rows),
             (true, _) => self.checkpoint.tensor_weight(&format!("{original}.{leaf}"), count, rows, cols)?,
             (false, _) if self.checkpoint.contains(&format!("{}.weight", one(0))) => {
-                // The last one first: a config can promise more than there is memory for their
-                // names.
-                self.checkpoint.matrix(&one(count - 1), rows, cols)?;
                 let paths: Vec<String> = (0..count).map(one).collect();
                 self.checkpoint.stack_of(&paths, rows, cols)?
             }

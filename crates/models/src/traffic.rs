@@ -99,7 +99,10 @@ mod tests {
         let (rows, cols) = (shape[shape.len() - 2], shape[shape.len() - 1]);
         let bytes: &'static [u8] = vec![0; 2 * count * rows * cols].leak();
         let weight = Weight::plain("w", count, rows, cols, Float::Bf16, Bytes::from_static(bytes)).unwrap();
-        ListedWeight { spec, stored: Stored::Matrices { weight, transposed: false, bias: None } }
+        ListedWeight {
+            spec,
+            stored: Stored::Matrices { weight: Box::new(weight), transposed: false, bias: None },
+        }
     }
 
     fn matrix(path: &str, part: Part, role: Role, rows: usize, cols: usize) -> ListedWeight {

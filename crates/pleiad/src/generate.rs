@@ -73,8 +73,8 @@ pub enum Flow {
     Stop,
 }
 
-/// Runs the request that `job` makes for a listener. `tell` hears of each token; the one at which it stops
-/// is still part of the answer. Ctrl-C ends it too.
+/// Runs the request that `job` makes for a listener. `tell` hears of each token; the one at which
+/// it stops is still part of the answer. Ctrl-C ends it too.
 pub fn generate<B: Machine>(
     steps: &mut Loop<B>,
     job: impl FnOnce(Box<dyn Listener>) -> Job,

@@ -2,7 +2,7 @@
 
 #[cfg(feature = "gpu")]
 mod found {
-    use backend::Backend;
+    use backend::Weights;
     use gpu::{Adapter, Choice, Gpu, Numerics, Options, Streaming, adapters};
     use store::{Store, StoreOptions};
 

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use backend::Backend;
+use backend::{Backend, Run, Weights};
 use checkpoint::Checkpoint;
 use cpu::{Cpu, Numerics};
 use engine::{Caches, DEFAULT_CONTEXT, Engine, EngineOptions, bytes};
@@ -82,6 +82,7 @@ pub enum AnyMachine {
 }
 
 /// A model on a machine.
+#[expect(clippy::large_enum_variant, reason = "there is one")]
 pub enum AnyEngine {
     Cpu(Engine<Cpu>),
     #[cfg(feature = "gpu")]
@@ -224,7 +225,7 @@ impl MachineArgs {
     /// How the model is spread, if it is larger than the memory of which so much may be used, and the outline of what is loaded:
     /// with the drafting head only where everything fits.
     fn plan(&self, outline: Outline, usable: Option<u64>) -> Result<(Option<Plan>, Outline), Error> {
-        let has_head = outline.spec().drafter.is_some();
+        let has_head = outline.spec().has_drafter();
         if has_head && matches!(self.plan_whole(&outline, usable), Ok(None)) {
             return Ok((None, outline));
         }

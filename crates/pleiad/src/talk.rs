@@ -123,8 +123,8 @@ impl<B: Machine> Talk<B> {
     }
 }
 
-/// Prints a line for each token: its log probability, the token, and the most probable ones with theirs.
-/// Tokens are JSON strings, or ids without a tokenizer.
+/// Prints a line for each token: its log probability, the token, and the most probable ones with
+/// theirs. Tokens are JSON strings, or ids without a tokenizer.
 pub fn print_logprobs(tokens: &[TokenUpdate], tokenizer: Option<&Tokenizer>) -> std::io::Result<()> {
     let name = |id: u32| match tokenizer.and_then(|tokenizer| tokenizer.token_bytes(id)) {
         Some(bytes) => Value::from(String::from_utf8_lossy(&bytes)).to_string(),

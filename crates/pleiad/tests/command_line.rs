@@ -452,7 +452,15 @@ fn bad_configs() {
         .edit_config(|c| c["text_config"]["num_experts_per_tok"] = json!(9999))
         .refused(&["num_experts_per_tok"]);
     copy().edit_config(|c| c["text_config"]["vocab_size"] = json!(u64::MAX)).refused(&["vocab_size"]);
-    copy().edit_config(|c| c["text_config"]["num_hidden_layers"] = json!(200_000_000)).refused(&["layers."]);
+    // None of these may take memory before it is refused.
+    copy()
+        .edit_config(|c| c["text_config"]["num_hidden_layers"] = json!(200_000_000))
+        .refused(&["num_hidden_layers", "4096"]);
+    copy().edit_config(|c| c["text_config"]["num_hidden_layers"] = json!(4096)).refused(&["layers."]);
+    copy().edit_config(|c| c["text_config"]["head_dim"] = json!(200_000_000)).refused(&["head_dim", "8192"]);
+    Copy::of("qwen3_moe-bf16-hf")
+        .edit_config(|c| c["num_experts"] = json!(200_000_000))
+        .refused(&["mlp.gate", "200000000"]);
     copy()
         .edit_config(|c| c["text_config"]["linear_num_value_heads"] = json!(3))
         .refused(&["linear_num_value_heads"]);

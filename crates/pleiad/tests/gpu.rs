@@ -47,7 +47,7 @@ fn refused(output: &Output, words: &[&str]) {
 fn gpu() -> Option<String> {
     let found = gpu::adapters().first().map(|adapter| adapter.index.to_string());
     if found.is_none() {
-        println!("skipped: this computer has no GPU, and no software that stands in for one");
+        testing::skipped("gpu", "this computer has no GPU, and no software that stands in for one");
     }
     found
 }

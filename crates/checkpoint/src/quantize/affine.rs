@@ -15,7 +15,8 @@ pub struct AffineRows {
 /// Quantises rows of `cols` values: `value = code * scale + bias` with unsigned codes of `bits` bits.
 ///
 /// The end of a group's range that is larger in magnitude becomes the bias and is met exactly; the scale is
-/// then nudged so that zero is a code too. Codes of one bit are the two ends of the range. Ties round to even. As MLX does, weights in bf16 or f16 are
+/// then nudged so that zero is a code too. Codes of one bit are the two ends of the range, 0 the lower.
+/// Ties round to even. As MLX does, weights in bf16 or f16 are
 /// quantised in f32, and scales and biases rounded to their type afterwards: codes do not depend on that
 /// rounding.
 ///

@@ -1,6 +1,6 @@
 //! Key-value caches: saved, loaded, truncated.
 
-use backend::{Backend, CacheFloat, Error, KvImage};
+use backend::{Backend, CacheFloat, Checked, Error, KvImage};
 
 use super::attention::{BOUND, Sequence, Setup};
 use super::{chunks, ensure};
@@ -86,7 +86,7 @@ fn are_near(float: CacheFloat, found: &[f32], expected: &[f32], width: usize) ->
 }
 
 fn filled<B: Backend>(
-    b: &B,
+    b: &Checked<'_, B>,
     setup: &Setup,
     s: &Sequence,
     n: usize,
@@ -100,7 +100,7 @@ fn filled<B: Backend>(
 }
 
 fn save_load<B: Backend>(detail: String, setup: Setup, n: usize, chunk: usize) -> Case<B> {
-    Case::new("kv_save", format!("{detail}, then load and go on"), BOUND, move |b: &B, rng| {
+    Case::new("kv_save", format!("{detail}, then load and go on"), BOUND, move |b: &Checked<'_, B>, rng| {
         let s = setup.sequence(rng, n + 40);
         let cache = filled(b, &setup, &s, n, chunk)?;
         let image = b.kv_save(&cache)?;
@@ -130,7 +130,7 @@ fn save_load<B: Backend>(detail: String, setup: Setup, n: usize, chunk: usize) -
 
 /// A copy goes its own way, and the original does not notice.
 fn clone<B: Backend>(detail: String, setup: Setup, n: usize, chunk: usize) -> Case<B> {
-    Case::new("kv_clone", detail, BOUND, move |b: &B, rng| {
+    Case::new("kv_clone", detail, BOUND, move |b: &Checked<'_, B>, rng| {
         let s = setup.sequence(rng, n + 20);
         let cache = filled(b, &setup, &s, n, chunk)?;
         let before = b.kv_save(&cache)?;
@@ -144,7 +144,7 @@ fn clone<B: Backend>(detail: String, setup: Setup, n: usize, chunk: usize) -> Ca
 
 /// Truncated and continued with other tokens, a cache is as if the dropped ones had never been there.
 fn truncate<B: Backend>(detail: String, setup: Setup, n: usize, keep: usize, chunk: usize) -> Case<B> {
-    Case::new("kv_truncate", detail, BOUND, move |b: &B, rng| {
+    Case::new("kv_truncate", detail, BOUND, move |b: &Checked<'_, B>, rng| {
         let (old, new) = (setup.sequence(rng, n), setup.sequence(rng, keep + 50));
         let join = |a: &Host, z: &Host| Host::stack(&[a.slice(0..keep), z.slice(keep..keep + 50)]);
         let s = Sequence { q: join(&old.q, &new.q), k: join(&old.k, &new.k), v: join(&old.v, &new.v) };
@@ -160,34 +160,47 @@ fn truncate<B: Backend>(detail: String, setup: Setup, n: usize, keep: usize, chu
 
 /// A ring that has overwritten what a shorter cache would see says no and stays as it is.
 fn overwritten<B: Backend>(setup: Setup) -> Case<B> {
-    Case::new("kv_truncate", "a ring that has overwritten what is needed", BOUND, move |b: &B, rng| {
-        let s = setup.sequence(rng, 110);
-        let mut cache = filled(b, &setup, &s, 100, 1)?;
-        let before = b.kv_save(&cache)?;
-        for len in [0, 1, 50, before.first] {
-            ensure(!b.kv_truncate(&mut cache, len)?, &format!("truncated to {len}, which was overwritten"))?;
-            ensure(b.kv_save(&cache)? == before, "the cache changed though the answer was no")?;
-        }
-        let out = setup.steps(b, &mut cache, &s, [100..101, 101..110])?;
-        Ok(vec![Output::close("y", out, &setup.expected(&s, 100))])
-    })
+    Case::new(
+        "kv_truncate",
+        "a ring that has overwritten what is needed",
+        BOUND,
+        move |b: &Checked<'_, B>, rng| {
+            let s = setup.sequence(rng, 110);
+            let mut cache = filled(b, &setup, &s, 100, 1)?;
+            let before = b.kv_save(&cache)?;
+            for len in [0, 1, 50, before.first] {
+                ensure(
+                    !b.kv_truncate(&mut cache, len)?,
+                    &format!("truncated to {len}, which was overwritten"),
+                )?;
+                ensure(b.kv_save(&cache)? == before, "the cache changed though the answer was no")?;
+            }
+            let out = setup.steps(b, &mut cache, &s, [100..101, 101..110])?;
+            Ok(vec![Output::close("y", out, &setup.expected(&s, 100))])
+        },
+    )
 }
 
 /// A turned ring of exactly the window's size, one token shorter: the image must load again.
 fn save_truncated<B: Backend>(setup: Setup) -> Case<B> {
-    Case::new("kv_load", "a turned ring that was truncated by one token", BOUND, move |b: &B, rng| {
-        let s = setup.sequence(rng, 120);
-        let mut cache = filled(b, &setup, &s, 101, 1)?;
-        let len = if b.kv_truncate(&mut cache, 100)? { 100 } else { 101 };
-        let mut loaded = b.kv_load(&setup.cache, &b.kv_save(&cache)?)?;
-        let out =
-            setup.steps(b, &mut loaded, &s, chunks(120 - len, 3).map(|r| r.start + len..r.end + len))?;
-        Ok(vec![Output::close("y", out, &setup.expected(&s, len))])
-    })
+    Case::new(
+        "kv_load",
+        "a turned ring that was truncated by one token",
+        BOUND,
+        move |b: &Checked<'_, B>, rng| {
+            let s = setup.sequence(rng, 120);
+            let mut cache = filled(b, &setup, &s, 101, 1)?;
+            let len = if b.kv_truncate(&mut cache, 100)? { 100 } else { 101 };
+            let mut loaded = b.kv_load(&setup.cache, &b.kv_save(&cache)?)?;
+            let out =
+                setup.steps(b, &mut loaded, &s, chunks(120 - len, 3).map(|r| r.start + len..r.end + len))?;
+            Ok(vec![Output::close("y", out, &setup.expected(&s, len))])
+        },
+    )
 }
 
 fn empty<B: Backend>(setup: Setup) -> Case<B> {
-    Case::new("kv_cache", "empty: saved, loaded, filled", BOUND, move |b: &B, rng| {
+    Case::new("kv_cache", "empty: saved, loaded, filled", BOUND, move |b: &Checked<'_, B>, rng| {
         let image = b.kv_save(&b.kv_cache(&setup.cache)?)?;
         let nothing = KvImage { first: 0, len: 0, keys: Vec::new(), values: Vec::new() };
         ensure(image == nothing, "a fresh cache is not empty")?;
@@ -202,7 +215,7 @@ fn lies<B: Backend>(name: &str, setup: Setup) -> Case<B> {
         "kv_load",
         format!("images that lie about their size, {name}"),
         Bound::EXACT,
-        move |b: &B, rng| {
+        move |b: &Checked<'_, B>, rng| {
             let s = setup.sequence(rng, 12);
             let good = b.kv_save(&filled(b, &setup, &s, 12, 12)?)?;
             let change = |change: fn(&mut KvImage)| {

@@ -1,6 +1,6 @@
 //! Experts, and what is done with their sum.
 
-use backend::{Activation, Backend, Shared};
+use backend::{Activation, Backend, Checked, Routing, Shared};
 use checkpoint::{Float, Format};
 
 use super::{chunks, ensure, in_chunks, y};
@@ -34,7 +34,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         for activation in [Activation::Silu, Activation::GeluTanh] {
             let formats = format!("{} and {}", format_name(format), format_name(down));
             let detail = format!("{activation:?}, {formats}, {top_k} of {count}, [{width}, {d}], n={n}");
-            cases.push(Case::new("experts", detail, BOUND, move |b: &B, rng| {
+            cases.push(Case::new("experts", detail, BOUND, move |b: &Checked<'_, B>, rng| {
                 let stacks = stacks(rng, count, d, width, format, down);
                 let logits = rng.calm(n, count);
                 check(b, rng, &stacks, &logits, top_k, activation)
@@ -45,22 +45,27 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         "experts",
         "one expert for all tokens, the others for none, n=40",
         BOUND,
-        |b: &B, rng| {
+        |b: &Checked<'_, B>, rng| {
             let stacks = stacks(rng, 6, 64, 32, Q4, affine(4, 32, Float::Bf16));
             let logits = Host::from_fn(40, 6, |_, e| if e == 4 { 9.0 } else { rng.uniform(-1.0, 1.0) });
             check(b, rng, &stacks, &logits, 1, Activation::Silu)
         },
     ));
-    cases.push(Case::new("experts", "an expert that nobody chose, n=40", BOUND, |b: &B, rng| {
-        let stacks = stacks(rng, 6, 64, 32, Q4, affine(4, 32, Float::Bf16));
-        let logits = Host::from_fn(40, 6, |_, e| if e == 2 { -9.0 } else { rng.uniform(-1.0, 1.0) });
-        check(b, rng, &stacks, &logits, 3, Activation::Silu)
-    }));
+    cases.push(Case::new(
+        "experts",
+        "an expert that nobody chose, n=40",
+        BOUND,
+        |b: &Checked<'_, B>, rng| {
+            let stacks = stacks(rng, 6, 64, 32, Q4, affine(4, 32, Float::Bf16));
+            let logits = Host::from_fn(40, 6, |_, e| if e == 2 { -9.0 } else { rng.uniform(-1.0, 1.0) });
+            check(b, rng, &stacks, &logits, 3, Activation::Silu)
+        },
+    ));
     cases.push(Case::new(
         "expert_weights",
         "halves of one fused gate_up, unaligned, n=9",
         BOUND,
-        |b: &B, rng| {
+        |b: &Checked<'_, B>, rng| {
             let fused = Recipe::new(Q4, 2 * 64, 128).stack(5).unaligned().build(rng);
             let down = Recipe::new(Q4, 128, 64).stack(5).unaligned().build(rng);
             let stacks = [fused.row_range(0..64), fused.row_range(64..128), down];
@@ -83,7 +88,7 @@ fn stacks(rng: &mut Rng, count: usize, d: usize, width: usize, format: Format, d
 
 /// All tokens at once and in chunks, against the formula over the routes the backend itself took.
 fn check<B: Backend>(
-    b: &B,
+    b: &Checked<'_, B>,
     rng: &mut Rng,
     stacks: &[Sample; 3],
     logits: &Host,
@@ -94,7 +99,8 @@ fn check<B: Backend>(
     let (n, d) = (logits.rows, gate.weight.cols);
     let x = rng.values(n, d);
     let weights = b.expert_weights([&gate.weight, &up.weight, &down.weight], None)?;
-    let (ids, w) = b.read_routes(&b.route_softmax(&logits.on(b)?, top_k, true)?)?;
+    let (ids, w) =
+        b.read_routes(&b.route(&logits.on(b)?, &Routing::Softmax { top_k, renormalise: true })?)?;
     ensure(ids.len() == n * top_k, "the number of routes is wrong")?;
     let one = |(t, x): (usize, &Vec<f64>)| {
         let range = t * top_k..(t + 1) * top_k;
@@ -103,7 +109,8 @@ fn check<B: Backend>(
     let expected: Rows = x.wide().iter().enumerate().map(one).collect();
     in_chunks(n, &expected, |chunk| {
         let parts = chunks(n, chunk).map(|r| {
-            let routes = b.route_softmax(&logits.slice(r.clone()).on(b)?, top_k, true)?;
+            let routes =
+                b.route(&logits.slice(r.clone()).on(b)?, &Routing::Softmax { top_k, renormalise: true })?;
             b.read(&b.experts(&x.slice(r).on(b)?, &routes, &weights, activation)?)
         });
         Ok(parts.collect::<backend::Result<Vec<_>>>()?.concat())
@@ -111,22 +118,27 @@ fn check<B: Backend>(
 }
 
 fn combine<B: Backend>(form: &'static str, n: usize, d: usize) -> Case<B> {
-    Case::new("combine", format!("shared expert {form}, [{n}, {d}]"), Bound::l2(5e-7), move |b: &B, rng| {
-        let (h, m, s) = (rng.values(n, d), rng.values(n, d), rng.values(n, d));
-        let mut gate = rng.calm(n, 1);
-        if n > 2 {
-            (gate.values[0], gate.values[1]) = (1e4, -1e4);
-        }
-        let (shared, logits) = (s.on(b)?, gate.on(b)?);
-        let (argument, strength): (_, Vec<f64>) = match form {
-            "absent" => (Shared::Absent, vec![0.0; n]),
-            "plain" => (Shared::Plain(&shared), vec![1.0; n]),
-            _ => {
-                let strength = gate.wide().concat().iter().map(|g| sigmoid(*g)).collect();
-                (Shared::Gated { x: &shared, gate: &logits }, strength)
+    Case::new(
+        "combine",
+        format!("shared expert {form}, [{n}, {d}]"),
+        Bound::l2(5e-7),
+        move |b: &Checked<'_, B>, rng| {
+            let (h, m, s) = (rng.values(n, d), rng.values(n, d), rng.values(n, d));
+            let mut gate = rng.calm(n, 1);
+            if n > 2 {
+                (gate.values[0], gate.values[1]) = (1e4, -1e4);
             }
-        };
-        let out = b.combine(&h.on(b)?, &m.on(b)?, argument)?;
-        y(b.read(&out)?, &moe::combine(&h.wide(), &m.wide(), Some(&s.wide()), &strength))
-    })
+            let (shared, logits) = (s.on(b)?, gate.on(b)?);
+            let (argument, strength): (_, Vec<f64>) = match form {
+                "absent" => (Shared::Absent, vec![0.0; n]),
+                "plain" => (Shared::Plain(&shared), vec![1.0; n]),
+                _ => {
+                    let strength = gate.wide().concat().iter().map(|g| sigmoid(*g)).collect();
+                    (Shared::Gated { x: &shared, gate: &logits }, strength)
+                }
+            };
+            let out = b.combine(&h.on(b)?, &m.on(b)?, argument)?;
+            y(b.read(&out)?, &moe::combine(&h.wide(), &m.wide(), Some(&s.wide()), &strength))
+        },
+    )
 }

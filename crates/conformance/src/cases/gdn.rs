@@ -1,12 +1,12 @@
 //! Gated DeltaNet.
 
-use backend::{Backend, Batch, GdnShape, GdnWeights, Result};
+use backend::{Backend, Checked, GdnShape, GdnVectors, Result};
 
 use super::{chunks, in_chunks, one_span, spans, y};
 use crate::formulas::gdn as formula;
 use crate::host::{Host, Rows};
 use crate::random::Rng;
-use crate::{Bound, Case, CaseResult, Output};
+use crate::{Bound, Case, Output};
 
 const BOUND: Bound = Bound::l2(2e-6);
 
@@ -55,7 +55,7 @@ impl Sequence {
     /// The tokens of `range` on a backend.
     pub fn step<B: Backend>(
         &self,
-        b: &B,
+        b: &Checked<'_, B>,
         state: &mut B::Recurrent,
         r: std::ops::Range<usize>,
     ) -> Result<Vec<f32>> {
@@ -71,7 +71,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         let shape = shape(kh, vh, dk, dv);
         let name = format!("{kh}x{dk} keys, {vh}x{dv} values");
         cases.push(recurrence(format!("{name}, 70 tokens in chunks"), shape, 70, |_| {}));
-        cases.push(Case::new("gdn_qk_norm", name, Bound::l2(5e-7), move |b: &B, rng| {
+        cases.push(Case::new("gdn_qk_norm", name, Bound::l2(5e-7), move |b: &Checked<'_, B>, rng| {
             let qkv = rng.values(5, shape.channels());
             y(b.read(&b.gdn_qk_norm(qkv.on(b)?, &shape)?)?, &formula::qk_norm(&qkv.wide(), &shape))
         }));
@@ -99,21 +99,25 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         }
     }
     cases.push(conv_batched());
-    cases.push(Case::new("gdn_qk_norm", "zero and tiny heads", Bound::l2(5e-7), move |b: &B, rng| {
-        let mut qkv = rng.values(6, small.channels());
-        for (t, size) in [(0, 0.0), (1, 1e-3), (2, 1e-10), (3, 1e-30), (4, 1e18)] {
-            let head = &mut qkv.values[t * small.channels()..][..2 * small.key_total()];
-            head.iter_mut().for_each(|v| *v *= size);
-        }
-        y(b.read(&b.gdn_qk_norm(qkv.on(b)?, &small)?)?, &formula::qk_norm(&qkv.wide(), &small))
-    }));
+    cases.push(Case::new(
+        "gdn_qk_norm",
+        "zero and tiny heads",
+        Bound::l2(5e-7),
+        move |b: &Checked<'_, B>, rng| {
+            let mut qkv = rng.values(6, small.channels());
+            for (t, size) in [(0, 0.0), (1, 1e-3), (2, 1e-10), (3, 1e-30), (4, 1e18)] {
+                let head = &mut qkv.values[t * small.channels()..][..2 * small.key_total()];
+                head.iter_mut().for_each(|v| *v *= size);
+            }
+            y(b.read(&b.gdn_qk_norm(qkv.on(b)?, &small)?)?, &formula::qk_norm(&qkv.wide(), &small))
+        },
+    ));
     cases.push(gates());
-    cases.push(layer());
     cases
 }
 
 fn recurrence<B: Backend>(detail: String, shape: GdnShape, n: usize, change: fn(&mut Sequence)) -> Case<B> {
-    Case::new("gdn", detail, BOUND, move |b: &B, rng| {
+    Case::new("gdn", detail, BOUND, move |b: &Checked<'_, B>, rng| {
         let mut s = Sequence::new(rng, &shape, n);
         change(&mut s);
         let (expected, expected_state) = s.expected(&shape);
@@ -134,7 +138,7 @@ fn recurrence<B: Backend>(detail: String, shape: GdnShape, n: usize, change: fn(
 fn batched<B: Backend>() -> Case<B> {
     // Tokens already seen, tokens of this step.
     const SPANS: [(usize, usize); 4] = [(0, 5), (30, 1), (3, 66), (0, 1)];
-    Case::new("gdn", "four sequences in one batch", BOUND, |b: &B, rng| {
+    Case::new("gdn", "four sequences in one batch", BOUND, |b: &Checked<'_, B>, rng| {
         let shape = shape(2, 4, 9, 6);
         let sequences = SPANS.map(|(past, new)| Sequence::new(rng, &shape, past + new));
         let mut states = Vec::new();
@@ -166,7 +170,7 @@ fn conv<B: Backend>(kernel: usize, n: usize) -> Case<B> {
         "conv_causal",
         format!("kernel {kernel}, {n} tokens at once and in chunks"),
         BOUND,
-        move |b: &B, rng| {
+        move |b: &Checked<'_, B>, rng| {
             let shape = GdnShape { kernel, ..shape(2, 2, 3, 5) };
             let (x, taps) = (rng.values(n, shape.channels()), rng.calm(shape.channels(), kernel));
             let expected = formula::conv(&x.wide(), &taps.wide());
@@ -197,7 +201,7 @@ fn conv<B: Backend>(kernel: usize, n: usize) -> Case<B> {
 }
 
 fn conv_batched<B: Backend>() -> Case<B> {
-    Case::new("conv_causal", "three sequences, two steps", BOUND, |b: &B, rng| {
+    Case::new("conv_causal", "three sequences, two steps", BOUND, |b: &Checked<'_, B>, rng| {
         let shape = shape(1, 2, 5, 3);
         let taps = rng.calm(shape.channels(), 4);
         let steps = [[(1, 0), (5, 0), (2, 0)], [(4, 1), (1, 5), (2, 2)]];
@@ -219,7 +223,7 @@ fn conv_batched<B: Backend>() -> Case<B> {
 }
 
 fn gates<B: Backend>() -> Case<B> {
-    Case::new("gdn_gates", "a and b to 1e4 and -1e4, 7 heads, n=6", BOUND, |b: &B, rng| {
+    Case::new("gdn_gates", "a and b to 1e4 and -1e4, 7 heads, n=6", BOUND, |b: &Checked<'_, B>, rng| {
         let (mut a, mut beta) = (rng.values(6, 7), rng.values(6, 7));
         for (i, v) in [1e4, -1e4, 100.0, -100.0, 20.0, -20.0, 0.0].into_iter().enumerate() {
             (a.values[i], beta.values[i]) = (v, v);
@@ -229,39 +233,12 @@ fn gates<B: Backend>() -> Case<B> {
         // And one that decays so fast that g is exactly 0.
         a.values[13] = 1e4;
         let dt_bias = rng.calm(1, 7);
-        let (g, strength) = b.gdn_gates(&a.on(b)?, &beta.on(b)?, &a_log.on(b)?, &dt_bias.on(b)?)?;
+        let vectors = GdnVectors { conv: a.on(b)?, a_log: a_log.on(b)?, dt_bias: dt_bias.on(b)? };
+        let (g, strength) = b.gdn_gates(&a.on(b)?, &beta.on(b)?, &vectors)?;
         let expected = formula::decay(&a.wide(), &a_log.wide().concat(), &dt_bias.wide().concat());
         Ok(vec![
             Output::close("g", b.read(&g)?, &expected),
             Output::close("beta", b.read(&strength)?, &formula::beta(&beta.wide())),
         ])
-    })
-}
-
-/// The whole core, at once and in chunks, for two sequences.
-fn layer<B: Backend>() -> Case<B> {
-    Case::new("gated_delta", "2x10 keys, 4x6 values, 70 tokens in chunks", Bound::l2(5e-6), |b: &B, rng| {
-        let shape = shape(2, 4, 10, 6);
-        let n = 70;
-        let (qkv, a, beta) = (rng.calm(n, shape.channels()), rng.calm(n, 4), rng.calm(n, 4));
-        let (taps, a_log, dt_bias) = (rng.calm(shape.channels(), 4), rng.calm(1, 4), rng.calm(1, 4));
-        let weights = GdnWeights { shape, conv: taps.on(b)?, a_log: a_log.on(b)?, dt_bias: dt_bias.on(b)? };
-        let normed = formula::qk_norm(&formula::conv(&qkv.wide(), &taps.wide()), &shape);
-        let g = formula::decay(&a.wide(), &a_log.wide().concat(), &dt_bias.wide().concat());
-        let expected =
-            formula::recurrence(&normed, &g, &formula::beta(&beta.wide()), &shape, &mut Vec::new());
-        let outputs: CaseResult = in_chunks(n, &expected, |chunk| {
-            let mut state = b.recurrent(&shape)?;
-            let mut out = Vec::new();
-            for r in chunks(n, chunk) {
-                let on = |x: &Host| x.slice(r.clone()).on(b);
-                let batch: Batch<B> = one_span(b, r.len(), r.start)?;
-                let y =
-                    b.gated_delta(&on(&qkv)?, &on(&a)?, &on(&beta)?, &weights, &batch, &mut [&mut state])?;
-                out.extend(b.read(&y)?);
-            }
-            Ok(out)
-        });
-        outputs
     })
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use backend::{Backend, GdnShape, Handle, Shape, largest};
+use backend::{Backend, Checked, GdnShape, Handle, Shape, largest};
 
 use super::ensure;
 use crate::host::Host;
@@ -38,34 +38,44 @@ const QKVZ: [(usize, usize, usize, usize); 4] = [(1, 1, 4, 4), (2, 4, 5, 3), (3,
 
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     let mut cases = vec![
-        Case::new("upload", "then read, [3, 5]", Bound::EXACT, |b: &B, rng| {
+        Case::new("upload", "then read, [3, 5]", Bound::EXACT, |b: &Checked<'_, B>, rng| {
             let x = rng.values(3, 5);
             let tensor = x.on(b)?;
             ensure(tensor.shape() == Shape { rows: 3, cols: 5 }, "the shape is not the one uploaded")?;
             Ok(vec![Output::exact("x", b.read(&tensor)?, x.values)])
         }),
-        Case::new("reshape", "[6, 10] to [4, 15]", Bound::EXACT, |b: &B, rng| {
+        Case::new("reshape", "[6, 10] to [4, 15]", Bound::EXACT, |b: &Checked<'_, B>, rng| {
             let x = rng.values(6, 10);
             let y = b.reshape(x.on(b)?, 4, 15)?;
             ensure(y.shape() == Shape { rows: 4, cols: 15 }, "the shape is not the one asked for")?;
             Ok(vec![Output::exact("y", b.read(&y)?, x.values)])
         }),
-        Case::new("select_rows", "repeated and out of order, 5 of [4, 7]", Bound::EXACT, |b: &B, rng| {
-            let x = rng.values(4, 7);
-            let rows = [3, 0, 0, 2, 3];
-            let y = b.read(&b.select_rows(&x.on(b)?, &rows)?)?;
-            Ok(vec![Output::exact("y", y, rows.iter().flat_map(|r| x.row(*r).to_vec()).collect())])
-        }),
-        Case::new("select_rows", "none of them, then a product and a norm", Bound::EXACT, |b: &B, rng| {
-            // A step that wants no logits: no rows, but no panic either.
-            let none = b.select_rows(&rng.values(4, 7).on(b)?, &[])?;
-            let w = crate::weights::Recipe::new(crate::weights::F32, 3, 7).build(rng);
-            let product = b.matmul(&none, &b.matrix(&w.weight)?)?;
-            let y = b.rms_norm(&product, None, 1e-6)?;
-            ensure(y.shape() == Shape { rows: 0, cols: 3 }, "the shape is not [0, 3]")?;
-            Ok(vec![Output::exact("y", b.read(&y)?, Vec::new()).flat()])
-        }),
-        Case::new("select_rows", "does not change its input", Bound::EXACT, |b: &B, rng| {
+        Case::new(
+            "select_rows",
+            "repeated and out of order, 5 of [4, 7]",
+            Bound::EXACT,
+            |b: &Checked<'_, B>, rng| {
+                let x = rng.values(4, 7);
+                let rows = [3, 0, 0, 2, 3];
+                let y = b.read(&b.select_rows(&x.on(b)?, &rows)?)?;
+                Ok(vec![Output::exact("y", y, rows.iter().flat_map(|r| x.row(*r).to_vec()).collect())])
+            },
+        ),
+        Case::new(
+            "select_rows",
+            "none of them, then a product and a norm",
+            Bound::EXACT,
+            |b: &Checked<'_, B>, rng| {
+                // A step that wants no logits: no rows, but no panic either.
+                let none = b.select_rows(&rng.values(4, 7).on(b)?, &[])?;
+                let w = crate::weights::Recipe::new(crate::weights::F32, 3, 7).build(rng);
+                let product = b.matmul(&none, &b.linear(&[&w.weight])?)?;
+                let y = b.rms_norm(&product, None, 1e-6)?;
+                ensure(y.shape() == Shape { rows: 0, cols: 3 }, "the shape is not [0, 3]")?;
+                Ok(vec![Output::exact("y", b.read(&y)?, Vec::new()).flat()])
+            },
+        ),
+        Case::new("select_rows", "does not change its input", Bound::EXACT, |b: &Checked<'_, B>, rng| {
             // An argument taken by value may be overwritten; one that is shared must not be.
             let x = rng.values(3, 8);
             let tensor = x.on(b)?;
@@ -76,26 +86,32 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         }),
     ];
     cases.extend(TOPS.map(|(rows, cols, k)| {
-        Case::new("read_top", format!("{k} of [{rows}, {cols}]"), Bound::EXACT, move |b: &B, rng| {
-            // Rounded, so that there are ties.
-            let mut x = rng.values(rows, cols);
-            x.values.iter_mut().for_each(|v| *v = (*v * 50.0).round() / 50.0 + 0.0);
-            let top = b.read_top(&x.on(b)?, k)?;
-            ensure(top.len() == rows, "not as many rows")?;
-            let expected: Vec<_> = (0..rows).map(|t| largest(x.row(t), k)).collect();
-            let part =
-                |rows: &[Vec<(u32, f32)>]| -> (Vec<u32>, Vec<f32>) { rows.iter().flatten().copied().unzip() };
-            let ((ids, values), (expected_ids, expected_values)) = (part(&top), part(&expected));
-            let expected_ids = expected_ids.into_iter().map(|id| id as usize);
-            Ok(vec![
-                Output::ids("columns", &ids, expected_ids),
-                Output::exact("values", values, expected_values).flat(),
-            ])
-        })
+        Case::new(
+            "read_top",
+            format!("{k} of [{rows}, {cols}]"),
+            Bound::EXACT,
+            move |b: &Checked<'_, B>, rng| {
+                // Rounded, so that there are ties.
+                let mut x = rng.values(rows, cols);
+                x.values.iter_mut().for_each(|v| *v = (*v * 50.0).round() / 50.0 + 0.0);
+                let top = b.read_top(&x.on(b)?, k, &[])?;
+                ensure(top.len() == rows, "not as many rows")?;
+                let expected: Vec<_> = (0..rows).map(|t| largest(x.row(t), k)).collect();
+                let part = |rows: &[Vec<(u32, f32)>]| -> (Vec<u32>, Vec<f32>) {
+                    rows.iter().flatten().copied().unzip()
+                };
+                let ((ids, values), (expected_ids, expected_values)) = (part(&top), part(&expected));
+                let expected_ids = expected_ids.into_iter().map(|id| id as usize);
+                Ok(vec![
+                    Output::ids("columns", &ids, expected_ids),
+                    Output::exact("values", values, expected_values).flat(),
+                ])
+            },
+        )
     }));
     cases.extend(TOPS.map(|(rows, cols, k)| {
         let name = format!("{k} of some of [{rows}, {cols}]");
-        Case::new("read_top_allowed", name, Bound::EXACT, move |b: &B, rng| {
+        Case::new("read_top", name, Bound::EXACT, move |b: &Checked<'_, B>, rng| {
             let mut x = rng.values(rows, cols);
             x.values.iter_mut().for_each(|v| *v = (*v * 50.0).round() / 50.0 + 0.0);
             // Rows of which all may be chosen, a half, few at the beginning, none.
@@ -107,7 +123,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
             };
             let words: Vec<Option<Vec<u32>>> = (0..rows).map(&mut words).collect();
             let allowed: Vec<_> = words.iter().map(Option::as_deref).collect();
-            let top = b.read_top_allowed(&x.on(b)?, k, &allowed)?;
+            let top = b.read_top(&x.on(b)?, k, &allowed)?;
             ensure(top.len() == rows, "not as many rows")?;
             for (t, (top, words)) in top.into_iter().zip(&words).enumerate() {
                 let is_allowed = |column: u32| match words {
@@ -124,33 +140,43 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
             Ok(Vec::new())
         })
     }));
-    cases.push(Case::new("read_top", "what is no number comes first", Bound::EXACT, |b: &B, rng| {
-        let mut x = rng.values(2, 3000);
-        (x.values[2999], x.values[3000 + 7]) = (f32::NAN, f32::INFINITY);
-        let top = b.read_top(&x.on(b)?, 2)?;
-        ensure(top[0][0].0 == 2999 && top[0][0].1.is_nan(), "a NaN was passed over")?;
-        ensure(top[1][0] == (7, f32::INFINITY), "an infinity was passed over")?;
-        Ok(Vec::new())
-    }));
-    cases.push(Case::new("read_into", "memory that held something else", Bound::EXACT, |b: &B, rng| {
-        let (x, mut values) = (rng.values(3, 37), vec![f32::NAN; 500]);
-        b.read_into(&x.on(b)?, &mut values)?;
-        Ok(vec![Output::exact("values", values, x.values)])
-    }));
+    cases.push(Case::new(
+        "read_top",
+        "what is no number comes first",
+        Bound::EXACT,
+        |b: &Checked<'_, B>, rng| {
+            let mut x = rng.values(2, 3000);
+            (x.values[2999], x.values[3000 + 7]) = (f32::NAN, f32::INFINITY);
+            let top = b.read_top(&x.on(b)?, 2, &[])?;
+            ensure(top[0][0].0 == 2999 && top[0][0].1.is_nan(), "a NaN was passed over")?;
+            ensure(top[1][0] == (7, f32::INFINITY), "an infinity was passed over")?;
+            Ok(Vec::new())
+        },
+    ));
+    cases.push(Case::new(
+        "read_into",
+        "memory that held something else",
+        Bound::EXACT,
+        |b: &Checked<'_, B>, rng| {
+            let (x, mut values) = (rng.values(3, 37), vec![f32::NAN; 500]);
+            b.read_into(&x.on(b)?, &mut values)?;
+            Ok(vec![Output::exact("values", values, x.values)])
+        },
+    ));
     cases.extend([0, 1, 2, 1000].map(|count| {
-        Case::new("spread", format!("{count} tasks"), Bound::EXACT, move |b: &B, _| {
+        Case::new("parallel_for", format!("{count} tasks"), Bound::EXACT, move |b: &Checked<'_, B>, _| {
             let calls: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
-            b.spread(count, &|i| {
+            b.parallel_for(count, &|i| {
                 calls[i].fetch_add(1, Ordering::Relaxed);
             });
             ensure(calls.iter().all(|calls| calls.load(Ordering::Relaxed) == 1), "not every task ran once")?;
             Ok(Vec::new())
         })
     }));
-    cases.push(Case::new("beside", "operations go on", Bound::EXACT, |b: &B, rng| {
+    cases.push(Case::new("background", "operations go on", Bound::EXACT, |b: &Checked<'_, B>, rng| {
         let runs = Arc::new(AtomicUsize::new(0));
         let counted = runs.clone();
-        b.beside(Box::new(move || {
+        b.background(Box::new(move || {
             counted.fetch_add(1, Ordering::Relaxed);
         }));
         let x = rng.values(5, 8);
@@ -159,33 +185,52 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         Ok(vec![Output::exact("y", y, x.values)])
     }));
     cases.extend(COLUMNS.map(|(rows, start, width)| {
-        Case::new("columns", format!("{start} + {width} of [{rows}, 37]"), Bound::EXACT, move |b: &B, rng| {
-            let x = rng.values(rows, 37);
-            let y = b.read(&b.columns(&x.on(b)?, start, width)?)?;
-            let expected = Host::from_fn(rows, width, |t, c| x.row(t)[start + c]);
-            Ok(vec![Output { flat: width * rows < 8, ..Output::exact("y", y, expected.values) }])
-        })
+        Case::new(
+            "columns",
+            format!("{start} + {width} of [{rows}, 37]"),
+            Bound::EXACT,
+            move |b: &Checked<'_, B>, rng| {
+                let x = rng.values(rows, 37);
+                let y = b.read(&b.columns(&x.on(b)?, start, width)?)?;
+                let expected = Host::from_fn(rows, width, |t, c| x.row(t)[start + c]);
+                Ok(vec![Output { flat: width * rows < 8, ..Output::exact("y", y, expected.values) }])
+            },
+        )
     }));
-    cases.push(Case::new("join_rows", "2, 1, 5 and 0 rows of 37", Bound::EXACT, |b: &B, rng| {
-        let parts = [2, 1, 5, 0].map(|rows| rng.values(rows, 37));
-        let tensors = parts.iter().map(|part| part.on(b)).collect::<Result<Vec<_>, _>>()?;
-        let y = b.join_rows(&tensors.iter().collect::<Vec<_>>())?;
-        ensure(y.shape() == Shape { rows: 8, cols: 37 }, "wrong shape")?;
-        Ok(vec![Output::exact("y", b.read(&y)?, parts.into_iter().flat_map(|part| part.values).collect())])
-    }));
+    cases.push(Case::new(
+        "join_rows",
+        "2, 1, 5 and 0 rows of 37",
+        Bound::EXACT,
+        |b: &Checked<'_, B>, rng| {
+            let parts = [2, 1, 5, 0].map(|rows| rng.values(rows, 37));
+            let tensors = parts.iter().map(|part| part.on(b)).collect::<Result<Vec<_>, _>>()?;
+            let y = b.join_rows(&tensors.iter().collect::<Vec<_>>())?;
+            ensure(y.shape() == Shape { rows: 8, cols: 37 }, "wrong shape")?;
+            Ok(vec![Output::exact(
+                "y",
+                b.read(&y)?,
+                parts.into_iter().flat_map(|part| part.values).collect(),
+            )])
+        },
+    ));
     cases.extend(JOINS.map(|(rows, left, right)| {
-        Case::new("join_columns", format!("{left} + {right}, n={rows}"), Bound::EXACT, move |b: &B, rng| {
-            let (x, z) = (rng.values(rows, left), rng.values(rows, right));
-            let y = b.join_columns(&x.on(b)?, &z.on(b)?)?;
-            ensure(y.shape() == Shape { rows, cols: left + right }, "wrong shape")?;
-            let value = |t, c| if c < left { x.row(t)[c] } else { z.row(t)[c - left] };
-            let expected = Host::from_fn(rows, left + right, value);
-            Ok(vec![Output::exact("y", b.read(&y)?, expected.values)])
-        })
+        Case::new(
+            "join_columns",
+            format!("{left} + {right}, n={rows}"),
+            Bound::EXACT,
+            move |b: &Checked<'_, B>, rng| {
+                let (x, z) = (rng.values(rows, left), rng.values(rows, right));
+                let y = b.join_columns(&x.on(b)?, &z.on(b)?)?;
+                ensure(y.shape() == Shape { rows, cols: left + right }, "wrong shape")?;
+                let value = |t, c| if c < left { x.row(t)[c] } else { z.row(t)[c - left] };
+                let expected = Host::from_fn(rows, left + right, value);
+                Ok(vec![Output::exact("y", b.read(&y)?, expected.values)])
+            },
+        )
     }));
     cases.extend(SPLITS.map(|(rows, heads, width, first)| {
         let detail = format!("{first} of {width}, {heads} heads, n={rows}");
-        Case::new("split_heads", detail, Bound::EXACT, move |b: &B, rng| {
+        Case::new("split_heads", detail, Bound::EXACT, move |b: &Checked<'_, B>, rng| {
             let x = rng.values(rows, heads * width);
             let (left, right) = b.split_heads(&x.on(b)?, heads, first)?;
             let second = width - first;
@@ -208,7 +253,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     cases.extend(QKVZ.map(|(key_heads, value_heads, key_dim, value_dim)| {
         let shape = GdnShape { key_heads, value_heads, key_dim, value_dim, kernel: 4 };
         let detail = format!("{key_heads}x{key_dim} keys, {value_heads}x{value_dim} values, n=3");
-        Case::new("split_qkvz", detail, Bound::EXACT, move |b: &B, rng| {
+        Case::new("split_qkvz", detail, Bound::EXACT, move |b: &Checked<'_, B>, rng| {
             let x = rng.values(3, shape.channels() + shape.value_total());
             let (qkv, z) = b.split_qkvz(&x.on(b)?, &shape)?;
             let (mut expected_qkv, mut expected_z) = (Vec::new(), Vec::new());

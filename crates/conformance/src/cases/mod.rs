@@ -1,12 +1,13 @@
 //! The cases, one file per group of operations.
 
 mod attention;
+mod blocks;
 mod caches;
 mod experts;
 mod gdn;
 mod latent;
-mod layers;
 mod layout;
+mod linear;
 mod norms;
 mod positions;
 mod products;
@@ -18,7 +19,7 @@ mod windows;
 
 use std::ops::Range;
 
-use backend::{Backend, Batch, Error, Result};
+use backend::{Backend, Batch, Checked, Error, Result};
 
 use crate::host::Rows;
 use crate::{Case, CaseResult, Fault, Output};
@@ -37,7 +38,8 @@ pub fn all<B: Backend>() -> Vec<Case<B>> {
         experts::cases,
         gdn::cases,
         recurrent::cases,
-        layers::cases,
+        linear::cases,
+        blocks::cases,
         caches::cases,
         refusals::cases,
         refusals_state::cases,
@@ -67,16 +69,16 @@ fn in_chunks(n: usize, expected: &Rows, mut run: impl FnMut(usize) -> Result<Vec
 }
 
 /// `n` tokens of one sequence.
-fn one_span<B: Backend>(b: &B, n: usize, position: usize) -> Result<Batch<B>> {
-    Batch::new(b, &[(&vec![0; n], position)])
+fn one_span<B: Backend>(b: &Checked<'_, B>, n: usize, position: usize) -> Result<Batch<B>> {
+    Batch::new(b.0, &[(&vec![0; n], position)])
 }
 
 /// Several sequences: tokens and position of each.
-fn spans<B: Backend>(b: &B, sequences: &[(usize, usize)]) -> Result<Batch<B>> {
+fn spans<B: Backend>(b: &Checked<'_, B>, sequences: &[(usize, usize)]) -> Result<Batch<B>> {
     let tokens: Vec<Vec<u32>> = sequences.iter().map(|(n, _)| vec![0; *n]).collect();
     let sequences: Vec<(&[u32], usize)> =
         tokens.iter().zip(sequences).map(|(t, (_, position))| (t.as_slice(), *position)).collect();
-    Batch::new(b, &sequences)
+    Batch::new(b.0, &sequences)
 }
 
 /// One output under the label `y`.

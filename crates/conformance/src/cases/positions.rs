@@ -1,6 +1,6 @@
 //! Rotary positions.
 
-use backend::{Backend, Pairing, RopeSpec, YarnSpec};
+use backend::{Backend, Checked, Pairing, RopeSpec, YarnSpec};
 
 use super::{ensure, in_chunks, one_span, spans, y};
 use crate::formulas::positions;
@@ -37,7 +37,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     let mut cases = Vec::new();
     for (heads, width, rotary, pairing, position) in SHAPES {
         let detail = format!("{pairing:?}, {rotary} of {width}, {heads} heads, n=5 from {position}");
-        cases.push(Case::new("rope", detail, BOUND, move |b: &B, rng| {
+        cases.push(Case::new("rope", detail, BOUND, move |b: &Checked<'_, B>, rng| {
             let x = rng.values(5, heads * width);
             let table = b.rope_table(&RopeSpec::plain(rotary, 1e4, pairing))?;
             let out = b.rope(x.on(b)?, &one_span(b, 5, position)?, &table, heads)?;
@@ -46,16 +46,21 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
             y(b.read(&out)?, &positions::rope(&x.wide(), &at, width, &inv_freq, pairing, 1.0))
         }));
     }
-    cases.push(Case::new("rope", "several sequences at their own positions", BOUND, |b: &B, rng| {
-        let x = rng.values(9, 3 * 10);
-        let batch = spans(b, &[(1, 70_000), (5, 0), (3, 12)])?;
-        let at = [70_000, 0, 1, 2, 3, 4, 12, 13, 14];
-        let table = b.rope_table(&RopeSpec::plain(8, 5e5, Pairing::Halves))?;
-        let out = b.rope(x.on(b)?, &batch, &table, 3)?;
-        let inv_freq = positions::plain(8, 5e5);
-        y(b.read(&out)?, &positions::rope(&x.wide(), &at, 10, &inv_freq, Pairing::Halves, 1.0))
-    }));
-    cases.push(Case::new("rope", "70 tokens in chunks", BOUND, |b: &B, rng| {
+    cases.push(Case::new(
+        "rope",
+        "several sequences at their own positions",
+        BOUND,
+        |b: &Checked<'_, B>, rng| {
+            let x = rng.values(9, 3 * 10);
+            let batch = spans(b, &[(1, 70_000), (5, 0), (3, 12)])?;
+            let at = [70_000, 0, 1, 2, 3, 4, 12, 13, 14];
+            let table = b.rope_table(&RopeSpec::plain(8, 5e5, Pairing::Halves))?;
+            let out = b.rope(x.on(b)?, &batch, &table, 3)?;
+            let inv_freq = positions::plain(8, 5e5);
+            y(b.read(&out)?, &positions::rope(&x.wide(), &at, 10, &inv_freq, Pairing::Halves, 1.0))
+        },
+    ));
+    cases.push(Case::new("rope", "70 tokens in chunks", BOUND, |b: &Checked<'_, B>, rng| {
         let x = rng.values(70, 2 * 16);
         let table = b.rope_table(&RopeSpec::plain(16, 1e6, Pairing::Halves))?;
         let at: Vec<usize> = (200..270).collect();
@@ -118,7 +123,7 @@ fn spec<B: Backend>(
     inv_freq: Vec<f64>,
     factor: f64,
 ) -> Case<B> {
-    Case::new("rope_table", detail, BOUND, move |b: &B, rng| {
+    Case::new("rope_table", detail, BOUND, move |b: &Checked<'_, B>, rng| {
         ensure(spec.inv_freq.len() == inv_freq.len(), "the number of frequencies is wrong")?;
         let same = |(a, e): (&f64, &f64)| (a - e).abs() <= 1e-12 * e.abs();
         ensure(spec.inv_freq.iter().zip(&inv_freq).all(same), "a frequency of the specification is wrong")?;

@@ -1,6 +1,6 @@
 //! Recurrent states: fresh, copied, saved and loaded.
 
-use backend::{Backend, Error, RecurrentImage};
+use backend::{Backend, Checked, Error, RecurrentImage};
 
 use super::ensure;
 use super::gdn::{Sequence, shape};
@@ -10,7 +10,7 @@ const BOUND: Bound = Bound::l2(2e-6);
 
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     vec![
-        Case::new("recurrent", "a fresh state is all zeros", Bound::EXACT, |b: &B, _| {
+        Case::new("recurrent", "a fresh state is all zeros", Bound::EXACT, |b: &Checked<'_, B>, _| {
             let shape = shape(2, 4, 5, 3);
             let image = b.recurrent_save(&b.recurrent(&shape)?)?;
             let zeros = |n| vec![0.0; n];
@@ -23,7 +23,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
             "recurrent_clone",
             "later steps of either change the other in nothing",
             BOUND,
-            |b: &B, rng| {
+            |b: &Checked<'_, B>, rng| {
                 let shape = shape(2, 4, 5, 3);
                 let s = Sequence::new(rng, &shape, 30);
                 let x = rng.values(30, shape.channels());
@@ -54,7 +54,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
                 ])
             },
         ),
-        Case::new("recurrent_save", "then load, then go on", BOUND, |b: &B, rng| {
+        Case::new("recurrent_save", "then load, then go on", BOUND, |b: &Checked<'_, B>, rng| {
             let shape = shape(1, 2, 8, 12);
             let s = Sequence::new(rng, &shape, 40);
             let mut state = b.recurrent(&shape)?;
@@ -65,25 +65,30 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
             let out = s.step(b, &mut loaded, 25..40)?;
             Ok(vec![Output::close("y", out, &s.expected(&shape).0[25..].to_vec())])
         }),
-        Case::new("recurrent_load", "images that lie about their size", Bound::EXACT, |b: &B, _| {
-            let shape = shape(2, 4, 5, 3);
-            let image = b.recurrent_save(&b.recurrent(&shape)?)?;
-            let RecurrentImage { window, state } = &image;
-            let lies = [
-                RecurrentImage { window: window[1..].to_vec(), state: state.clone() },
-                RecurrentImage { window: window.clone(), state: state[1..].to_vec() },
-                RecurrentImage { window: [window.as_slice(), &[0.0]].concat(), state: state.clone() },
-                RecurrentImage { window: state.clone(), state: window.clone() },
-                RecurrentImage { window: Vec::new(), state: Vec::new() },
-            ];
-            for (i, lie) in lies.iter().enumerate() {
-                match b.recurrent_load(&shape, lie) {
-                    Err(Error::Image(_)) => {}
-                    Err(error) => return Err(Fault::Wrong(format!("lie {i} gave {error:?}"))),
-                    Ok(_) => return Err(Fault::Wrong(format!("lie {i} was believed"))),
+        Case::new(
+            "recurrent_load",
+            "images that lie about their size",
+            Bound::EXACT,
+            |b: &Checked<'_, B>, _| {
+                let shape = shape(2, 4, 5, 3);
+                let image = b.recurrent_save(&b.recurrent(&shape)?)?;
+                let RecurrentImage { window, state } = &image;
+                let lies = [
+                    RecurrentImage { window: window[1..].to_vec(), state: state.clone() },
+                    RecurrentImage { window: window.clone(), state: state[1..].to_vec() },
+                    RecurrentImage { window: [window.as_slice(), &[0.0]].concat(), state: state.clone() },
+                    RecurrentImage { window: state.clone(), state: window.clone() },
+                    RecurrentImage { window: Vec::new(), state: Vec::new() },
+                ];
+                for (i, lie) in lies.iter().enumerate() {
+                    match b.recurrent_load(&shape, lie) {
+                        Err(Error::Image(_)) => {}
+                        Err(error) => return Err(Fault::Wrong(format!("lie {i} gave {error:?}"))),
+                        Ok(_) => return Err(Fault::Wrong(format!("lie {i} was believed"))),
+                    }
                 }
-            }
-            Ok(Vec::new())
-        }),
+                Ok(Vec::new())
+            },
+        ),
     ]
 }

@@ -1,6 +1,6 @@
 //! Choosing experts.
 
-use backend::{Backend, GroupedSigmoid};
+use backend::{Backend, Checked, GroupedSigmoid, Routing};
 
 use super::ensure;
 use crate::formulas::moe::{Route, route_grouped, route_softmax};
@@ -43,18 +43,36 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         let shape = format!("{top_k} of {experts}, logits of {size}, n={n}");
         for renormalise in [true, false] {
             let detail = format!("{}{shape}", if renormalise { "to sum 1, " } else { "" });
-            cases.push(Case::new("route_softmax", detail, BOUND, move |b: &B, rng| {
-                let choose = |l: &[f64]| route_softmax(l, top_k, renormalise, None);
-                let (logits, routes) = clear(rng, n, experts, size, choose);
-                judge(b.read_routes(&b.route_softmax(&logits.on(b)?, top_k, renormalise)?)?, &routes)
-            }));
+            cases.push(Case::new(
+                "route",
+                format!("softmax, {detail}"),
+                BOUND,
+                move |b: &Checked<'_, B>, rng| {
+                    let choose = |l: &[f64]| route_softmax(l, top_k, renormalise, None);
+                    let (logits, routes) = clear(rng, n, experts, size, choose);
+                    judge(
+                        b.read_routes(&b.route(&logits.on(b)?, &Routing::Softmax { top_k, renormalise })?)?,
+                        &routes,
+                    )
+                },
+            ));
         }
-        cases.push(Case::new("route_softmax_scaled", shape, BOUND, move |b: &B, rng| {
-            let scales = Host::from_fn(1, experts, |_, _| rng.uniform(0.2, 3.0));
-            let choose = |l: &[f64]| route_softmax(l, top_k, true, Some(&scales.wide()[0]));
-            let (logits, routes) = clear(rng, n, experts, size, choose);
-            judge(b.read_routes(&b.route_softmax_scaled(&logits.on(b)?, top_k, &scales.on(b)?)?)?, &routes)
-        }));
+        cases.push(Case::new(
+            "route",
+            format!("softmax, scaled, {shape}"),
+            BOUND,
+            move |b: &Checked<'_, B>, rng| {
+                let scales = Host::from_fn(1, experts, |_, _| rng.uniform(0.2, 3.0));
+                let choose = |l: &[f64]| route_softmax(l, top_k, true, Some(&scales.wide()[0]));
+                let (logits, routes) = clear(rng, n, experts, size, choose);
+                judge(
+                    b.read_routes(
+                        &b.route(&logits.on(b)?, &Routing::SoftmaxScaled { top_k, scale: scales.on(b)? })?,
+                    )?,
+                    &routes,
+                )
+            },
+        ));
     }
     for (n, experts, top_k, groups, kept_groups) in GROUPED {
         for (renormalise, scaling, offset) in [(true, 2.5, 0.0), (false, 1.0, 0.0), (true, 1.5, -2.0)] {
@@ -62,26 +80,37 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
             // An offset takes every p + bias below zero: the experts left out must be out all the same.
             let name = format!("to sum 1: {renormalise}, scaling {scaling}, bias about {offset}");
             let detail = format!("{top_k} of {experts}, {kept_groups} of {groups} groups, {name}, n={n}");
-            cases.push(Case::new("route_sigmoid_grouped", detail, BOUND, move |b: &B, rng| {
-                let bias = Host::from_fn(1, experts, |_, _| offset + 0.3 * rng.normal());
-                let choose = |l: &[f64]| route_grouped(l, &bias.wide()[0], &spec);
-                let (logits, routes) = clear(rng, n, experts, 2.0, choose);
-                judge(b.read_routes(&b.route_sigmoid_grouped(&logits.on(b)?, &bias.on(b)?, &spec)?)?, &routes)
-            }));
+            cases.push(Case::new(
+                "route",
+                format!("sigmoids, {detail}"),
+                BOUND,
+                move |b: &Checked<'_, B>, rng| {
+                    let bias = Host::from_fn(1, experts, |_, _| offset + 0.3 * rng.normal());
+                    let choose = |l: &[f64]| route_grouped(l, &bias.wide()[0], &spec);
+                    let (logits, routes) = clear(rng, n, experts, 2.0, choose);
+                    judge(
+                        b.read_routes(
+                            &b.route(&logits.on(b)?, &Routing::GroupedSigmoid { spec, bias: bias.on(b)? })?,
+                        )?,
+                        &routes,
+                    )
+                },
+            ));
         }
     }
     cases.extend(ties());
     cases.push(huge());
     cases.push(Case::new(
-        "route_sigmoid_grouped",
-        "every p underflows, weights stay finite",
+        "route",
+        "sigmoids, every p underflows, weights stay finite",
         BOUND,
-        |b: &B, _| {
+        |b: &Checked<'_, B>, _| {
             let spec =
                 GroupedSigmoid { top_k: 2, groups: 1, kept_groups: 1, renormalise: true, scaling: 1.0 };
             let (logits, bias) = (Host::from_fn(1, 8, |_, _| -1e4), Host::from_fn(1, 8, |_, e| e as f32));
-            let (ids, weights) =
-                b.read_routes(&b.route_sigmoid_grouped(&logits.on(b)?, &bias.on(b)?, &spec)?)?;
+            let (ids, weights) = b.read_routes(
+                &b.route(&logits.on(b)?, &Routing::GroupedSigmoid { spec, bias: bias.on(b)? })?,
+            )?;
             ensure(weights.iter().all(|w| w.is_finite()), &format!("the weights are {weights:?}"))?;
             Ok(vec![Output::ids("ids", &ids, [7, 6])])
         },
@@ -133,30 +162,36 @@ fn ties<B: Backend>() -> Vec<Case<B>> {
     ];
     let mut cases = Vec::new();
     for (name, logits, ids) in rows {
-        let softmax = move |b: &B, _: &mut Rng| {
+        let softmax = move |b: &Checked<'_, B>, _: &mut Rng| {
             let route = route_softmax(&logits.map(f64::from), 4, true, None);
             ensure(route.ids == ids, "the formula and the table differ: mend the case")?;
             let on = Host::vector(logits.to_vec()).on(b)?;
-            judge(b.read_routes(&b.route_softmax(&on, 4, true)?)?, &[route])
+            judge(b.read_routes(&b.route(&on, &Routing::Softmax { top_k: 4, renormalise: true })?)?, &[route])
         };
-        cases.push(Case::new("route_softmax", format!("ties, {name}"), BOUND, softmax));
-        let scaled = move |b: &B, rng: &mut Rng| {
+        cases.push(Case::new("route", format!("softmax, ties, {name}"), BOUND, softmax));
+        let scaled = move |b: &Checked<'_, B>, rng: &mut Rng| {
             let scales = rng.gain(10);
             let route = route_softmax(&logits.map(f64::from), 4, true, Some(&scales.wide()[0]));
             let on = Host::vector(logits.to_vec()).on(b)?;
-            judge(b.read_routes(&b.route_softmax_scaled(&on, 4, &scales.on(b)?)?)?, &[route])
+            judge(
+                b.read_routes(&b.route(&on, &Routing::SoftmaxScaled { top_k: 4, scale: scales.on(b)? })?)?,
+                &[route],
+            )
         };
-        cases.push(Case::new("route_softmax_scaled", format!("ties, {name}"), BOUND, scaled));
+        cases.push(Case::new("route", format!("softmax, scaled, ties, {name}"), BOUND, scaled));
         for (groups, kept_groups) in [(1, 1), (5, 2)] {
             let spec = GroupedSigmoid { top_k: 4, groups, kept_groups, renormalise: true, scaling: 1.0 };
-            let grouped = move |b: &B, _: &mut Rng| {
+            let grouped = move |b: &Checked<'_, B>, _: &mut Rng| {
                 let bias = Host::vector(vec![0.25; 10]);
                 let route = route_grouped(&logits.map(f64::from), &bias.wide()[0], &spec);
                 let on = Host::vector(logits.to_vec()).on(b)?;
-                judge(b.read_routes(&b.route_sigmoid_grouped(&on, &bias.on(b)?, &spec)?)?, &[route])
+                judge(
+                    b.read_routes(&b.route(&on, &Routing::GroupedSigmoid { spec, bias: bias.on(b)? })?)?,
+                    &[route],
+                )
             };
             let detail = format!("ties, {name}, {kept_groups} of {groups} groups");
-            cases.push(Case::new("route_sigmoid_grouped", detail, BOUND, grouped));
+            cases.push(Case::new("route", format!("sigmoids, {detail}"), BOUND, grouped));
         }
     }
     cases
@@ -164,7 +199,7 @@ fn ties<B: Backend>() -> Vec<Case<B>> {
 
 /// Logits of 1e4: nothing overflows, nothing becomes NaN, and the order stays.
 fn huge<B: Backend>() -> Case<B> {
-    Case::new("route_softmax", "logits of 1e4 and -1e4, 3 of 6", BOUND, |b: &B, rng| {
+    Case::new("route", "softmax, logits of 1e4 and -1e4, 3 of 6", BOUND, |b: &Checked<'_, B>, rng| {
         let rows = [
             [1e4, -1e4, 9999.0, 0.0, 9998.5, 5.0],
             [-1e4, -1e4, -9999.0, -1e4, -9999.5, -1e4],
@@ -177,13 +212,17 @@ fn huge<B: Backend>() -> Case<B> {
         let mut outputs = Vec::new();
         for renormalise in [true, false] {
             let routes: Vec<Route> = wide.iter().map(|l| route_softmax(l, 3, renormalise, None)).collect();
-            outputs
-                .extend(judge(b.read_routes(&b.route_softmax(&logits.on(b)?, 3, renormalise)?)?, &routes)?);
+            outputs.extend(judge(
+                b.read_routes(&b.route(&logits.on(b)?, &Routing::Softmax { top_k: 3, renormalise })?)?,
+                &routes,
+            )?);
         }
         let routes: Vec<Route> =
             wide.iter().map(|l| route_softmax(l, 3, true, Some(&scales.wide()[0]))).collect();
         outputs.extend(judge(
-            b.read_routes(&b.route_softmax_scaled(&logits.on(b)?, 3, &scales.on(b)?)?)?,
+            b.read_routes(
+                &b.route(&logits.on(b)?, &Routing::SoftmaxScaled { top_k: 3, scale: scales.on(b)? })?,
+            )?,
             &routes,
         )?);
         Ok(outputs)

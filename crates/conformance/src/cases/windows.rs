@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use backend::{Backend, Mask};
+use backend::{Backend, Checked};
 
 use super::attention::{BOUND, Setup};
 use super::{chunks, in_chunks, y};
@@ -32,7 +32,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         let setup = setup.ring(window);
         for (setup, name) in [(setup, "f32"), (setup.f16(), "f16"), (setup.q8(), "q8")] {
             let detail = format!("ring of {window}, {name}, {n} tokens in steps of {sizes:?}");
-            cases.push(Case::new("attention", detail, BOUND, move |b: &B, rng| {
+            cases.push(Case::new("sdpa", detail, BOUND, move |b: &Checked<'_, B>, rng| {
                 let s = setup.sequence(rng, n);
                 let mut cache = b.kv_cache(&setup.cache)?;
                 y(setup.steps(b, &mut cache, &s, steps(n, sizes))?, &setup.expected(&s, 0))
@@ -40,10 +40,10 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         }
     }
     for (window, n) in [(1, 150), (20, 150), (63, 150), (500, 150), (300, 900)] {
-        let windowed = setup.mask(Mask::Window(window));
+        let windowed = setup.window(Some(window));
         for (setup, name) in [(windowed, "whole cache"), (setup.ring(window), "ring")] {
             let detail = format!("window of {window} over a {name}, {n} tokens in chunks");
-            cases.push(Case::new("attention", detail, BOUND, move |b: &B, rng| {
+            cases.push(Case::new("sdpa", detail, BOUND, move |b: &Checked<'_, B>, rng| {
                 let s = setup.sequence(rng, n);
                 in_chunks(n, &setup.expected(&s, 0), |chunk| {
                     setup.steps(b, &mut b.kv_cache(&setup.cache)?, &s, chunks(n, chunk))
@@ -51,21 +51,31 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
             }));
         }
     }
-    cases.push(Case::new("attention", "a window of 7 over a ring of 20", BOUND, move |b: &B, rng| {
-        let setup = setup.ring(20).mask(Mask::Window(7));
-        let s = setup.sequence(rng, 90);
-        y(setup.steps(b, &mut b.kv_cache(&setup.cache)?, &s, chunks(90, 11))?, &setup.expected(&s, 0))
-    }));
-    cases.push(Case::new("attention", "causal over a ring that is not full", BOUND, move |b: &B, rng| {
-        let setup = setup.ring(20).mask(Mask::Causal);
-        let s = setup.sequence(rng, 20);
-        y(setup.steps(b, &mut b.kv_cache(&setup.cache)?, &s, chunks(20, 6))?, &setup.expected(&s, 0))
-    }));
+    cases.push(Case::new(
+        "sdpa",
+        "a window of 7 over a ring of 20",
+        BOUND,
+        move |b: &Checked<'_, B>, rng| {
+            let setup = setup.ring(20).window(Some(7));
+            let s = setup.sequence(rng, 90);
+            y(setup.steps(b, &mut b.kv_cache(&setup.cache)?, &s, chunks(90, 11))?, &setup.expected(&s, 0))
+        },
+    ));
+    cases.push(Case::new(
+        "sdpa",
+        "causal over a ring that is not full",
+        BOUND,
+        move |b: &Checked<'_, B>, rng| {
+            let setup = setup.ring(20).window(None);
+            let s = setup.sequence(rng, 20);
+            y(setup.steps(b, &mut b.kv_cache(&setup.cache)?, &s, chunks(20, 6))?, &setup.expected(&s, 0))
+        },
+    ));
     cases.push(Case::new(
         "kv_append",
         "a long prompt beyond the window, then decoding",
         Bound::l2(5e-6),
-        move |b: &B, rng| {
+        move |b: &Checked<'_, B>, rng| {
             // What prefill leaves behind is what decoding finds, however the prompt was cut.
             let setup = setup.ring(32);
             let s = setup.sequence(rng, 260);

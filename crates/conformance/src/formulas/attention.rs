@@ -1,7 +1,5 @@
 //! Attention: all scores, then softmax, then the sum.
 
-use backend::Mask;
-
 use super::{dot, softmax};
 use crate::host::Rows;
 
@@ -14,8 +12,8 @@ pub struct Spec {
     pub kv_heads: usize,
     /// Factor on scores.
     pub scale: f64,
-    /// Which keys a query sees.
-    pub mask: Mask,
+    /// How many of the last keys, its own included, a query sees.
+    pub window: Option<usize>,
     /// Soft cap on scores.
     pub cap: Option<f64>,
 }
@@ -25,7 +23,7 @@ pub fn attention(q: &Rows, first: usize, k: &Rows, v: &Rows, spec: &Spec) -> Row
     let (dk, dv) = (k[0].len() / spec.kv_heads, v[0].len() / spec.kv_heads);
     let one = |(i, q): (usize, &Vec<f64>)| {
         let position = first + i;
-        let seen: Vec<usize> = (0..k.len()).filter(|j| sees(spec.mask, position, *j)).collect();
+        let seen: Vec<usize> = (0..k.len()).filter(|j| sees(spec.window, position, *j)).collect();
         let mut y = Vec::new();
         for (h, q) in q.chunks_exact(dk).enumerate() {
             let kv = h / (spec.heads / spec.kv_heads);
@@ -44,12 +42,8 @@ pub fn attention(q: &Rows, first: usize, k: &Rows, v: &Rows, spec: &Spec) -> Row
     q.iter().enumerate().map(one).collect()
 }
 
-fn sees(mask: Mask, query: usize, key: usize) -> bool {
-    match mask {
-        Mask::None => true,
-        Mask::Causal => key <= query,
-        Mask::Window(n) => key <= query && query - key < n,
-    }
+fn sees(window: Option<usize>, query: usize, key: usize) -> bool {
+    key <= query && window.is_none_or(|window| query - key < window)
 }
 
 /// `sum_j p_j v_j`

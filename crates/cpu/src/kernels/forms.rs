@@ -25,8 +25,9 @@ macro_rules! by_form {
 }
 pub(super) use by_form;
 
-/// Whether codes are read as a stream: those that may lie across two bytes, and single bits. They are read 32 at a time, through two windows of
-/// [`window_bytes`]: one begins where they begin and one ends where they end, so that nothing beyond is read.
+/// Whether codes are read as a stream: those that may lie across two bytes, and single bits. They are
+/// read 32 at a time, through two windows of [`window_bytes`]: one begins where they begin and one ends
+/// where they end, so that nothing beyond is read.
 pub(super) const fn is_stream(packing: usize) -> bool {
     matches!(packing, 1 | 3 | 5 | 6)
 }

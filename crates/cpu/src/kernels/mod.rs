@@ -123,6 +123,7 @@ pub(crate) struct Panel {
 
 /// `out[i][r] = W[first + r] x[tokens[i]]` for up to [`PANEL`] rows; for sets that have panels. Results of rows beyond the
 /// last are of no use.
+#[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables, reason = "no set has panels there"))]
 pub(crate) fn panel(
     set: Set,
     w: &Codes<'_>,

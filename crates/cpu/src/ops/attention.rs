@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use ::backend::{Attention, Mask, Span};
+use ::backend::{Scores, Span};
 
 use super::schedule::{self, Layer};
 use super::softmax::{Block, Source};
@@ -14,7 +14,7 @@ pub(crate) struct Grouped<'a> {
     pub q: &'a [f32],
     pub spans: &'a [Span],
     pub caches: &'a [&'a KvCache],
-    pub spec: Attention,
+    pub scores: Scores,
     pub group: usize,
 }
 
@@ -32,7 +32,7 @@ impl Layer for Grouped<'_> {
         Self: 'a;
 
     fn key_heads(&self) -> usize {
-        self.spec.heads / self.group
+        self.scores.heads / self.group
     }
 
     fn group(&self) -> usize {
@@ -44,7 +44,7 @@ impl Layer for Grouped<'_> {
     }
 
     fn soft_cap(&self) -> Option<f32> {
-        self.spec.soft_cap
+        self.scores.soft_cap
     }
 
     fn spans(&self) -> &[Span] {
@@ -57,16 +57,13 @@ impl Layer for Grouped<'_> {
 
     fn seen(&self, span: usize, t: usize) -> Range<usize> {
         let position = self.spans[span].position + t;
-        match self.spec.mask {
-            Mask::None => 0..self.caches[span].len(),
-            Mask::Causal => 0..position + 1,
-            Mask::Window(n) => (position + 1).saturating_sub(n)..position + 1,
-        }
+        let first = self.scores.window.map_or(0, |window| (position + 1).saturating_sub(window));
+        first..position + 1
     }
 
     fn query(&self, row: usize, head: usize, out: &mut [f32]) {
-        let q = &self.q[(row * self.spec.heads + head) * out.len()..];
-        out.iter_mut().zip(q).for_each(|(out, q)| *out = q * self.spec.scale);
+        let q = &self.q[(row * self.scores.heads + head) * out.len()..];
+        out.iter_mut().zip(q).for_each(|(out, q)| *out = q * self.scores.scale);
     }
 }
 

@@ -59,6 +59,7 @@ pub(crate) fn nn(set: Set, size: Size, a: Rows<'_>, b: Rows<'_>, c: RowsMut<'_>,
     }
 }
 
+#[cfg(target_arch = "x86_64")]
 vectorised! {
     fn nn_wide<A>(size: Size, a: Rows<'_>, b: Rows<'_>, c: RowsMut<'_>) {
         nn_blocks::<A, 8, 2>(size, a, b, c);

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use ::backend::{GdnShape, GdnWeights, Span};
+use ::backend::{GdnShape, GdnVectors, Span};
 
 use super::norm::inverse_root;
 use super::{sigmoid, silu_lane};
@@ -294,14 +294,15 @@ fn whole(machine: &Machine, spans: &[Span]) -> bool {
 pub(crate) fn gated_delta(
     machine: &Machine,
     [x, a, b]: [&[f32]; 3],
-    weights: &GdnWeights<Tensor>,
+    shape: &GdnShape,
+    vectors: &GdnVectors<Tensor>,
     spans: &[Span],
     states: &mut [&mut Recurrent],
     y: &mut [f32],
 ) {
-    let shape = weights.shape;
-    let taps = &*weights.conv.turned(machine.set);
-    let layer = Layer { machine, shape, x, a, b, taps, weights, y: Parts::new(y) };
+    let shape = *shape;
+    let taps = &*vectors.conv.turned(machine.set);
+    let layer = Layer { machine, shape, x, a, b, taps, vectors, y: Parts::new(y) };
     let parts: Vec<Part<'_>> = (spans.iter().zip(&mut *states))
         .map(|(span, state)| {
             let Recurrent { window, state, .. } = &mut **state;
@@ -341,7 +342,7 @@ struct Layer<'a> {
     a: &'a [f32],
     b: &'a [f32],
     taps: &'a [f32],
-    weights: &'a GdnWeights<Tensor>,
+    vectors: &'a GdnVectors<Tensor>,
     y: Parts<'a, f32>,
 }
 
@@ -351,10 +352,10 @@ impl Layer<'_> {
     /// # Safety
     /// Nobody else may work on this head of this span.
     unsafe fn key_head(&self, part: &Part<'_>, key_head: usize) {
-        let Self { machine, shape, taps, weights, .. } = self;
+        let Self { machine, shape, taps, vectors, .. } = self;
         let GdnShape { key_heads, value_heads: heads, key_dim: dk, value_dim: dv, .. } = *shape;
         let (keys, per_key) = (shape.key_total(), heads / key_heads);
-        let (a_log, dt_bias) = (weights.a_log.values(), weights.dt_bias.values());
+        let (a_log, dt_bias) = (vectors.a_log.values(), vectors.dt_bias.values());
         let Span { row: first_row, len: n, .. } = part.rows;
         let x = &self.x[first_row * shape.channels()..][..n * shape.channels()];
         let width = 2 * dk + per_key * dv;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use ::backend::{LatentAttention, MlaWeights, Span};
+use ::backend::{LatentScores, Span};
 
 use super::dense::{Rows, RowsMut, Size, nn, nt};
 use super::product::head_products;
@@ -43,7 +43,7 @@ pub(crate) struct Absorbed<'a> {
     pub q_pe: &'a [f32],
     pub spans: &'a [Span],
     pub caches: &'a [&'a KvCache],
-    pub spec: LatentAttention,
+    pub scores: LatentScores,
     pub rank: usize,
     pub pe: usize,
 }
@@ -66,7 +66,7 @@ impl Layer for Absorbed<'_> {
     }
 
     fn group(&self) -> usize {
-        self.spec.heads
+        self.scores.heads
     }
 
     fn widths(&self) -> (usize, usize) {
@@ -90,8 +90,8 @@ impl Layer for Absorbed<'_> {
     }
 
     fn query(&self, row: usize, head: usize, out: &mut [f32]) {
-        let i = row * self.spec.heads + head;
-        read_query(&self.q[i * self.rank..][..self.rank], &self.q_pe[i * self.pe..], self.spec.scale, out);
+        let i = row * self.scores.heads + head;
+        read_query(&self.q[i * self.rank..][..self.rank], &self.q_pe[i * self.pe..], self.scores.scale, out);
     }
 }
 
@@ -126,8 +126,9 @@ pub(crate) struct Latent<'a> {
     pub q_pe: &'a [f32],
     pub spans: &'a [Span],
     pub caches: &'a [&'a KvCache],
-    pub weights: &'a MlaWeights<HeadMatrices>,
-    pub spec: LatentAttention,
+    pub embed_q: &'a HeadMatrices,
+    pub unembed_out: &'a HeadMatrices,
+    pub scores: LatentScores,
     pub widths: Widths,
 }
 
@@ -138,7 +139,7 @@ impl Latent<'_> {
             return self.absorbed(machine, y);
         }
         let Widths { pe, nope, value, .. } = self.widths;
-        let heads = self.spec.heads;
+        let heads = self.scores.heads;
         for (span, cache) in self.spans.iter().zip(self.caches) {
             let rows = |x: usize| span.row * heads * x..(span.row + span.len) * heads * x;
             let (q, q_pe) = (&self.q[rows(nope)], &self.q_pe[rows(pe)]);
@@ -153,32 +154,32 @@ impl Latent<'_> {
     }
 
     fn absorbed(&self, machine: &Machine, y: &mut [f32]) {
-        let MlaWeights { embed_q, unembed_out } = self.weights;
-        let n = self.q.len() / (self.spec.heads * self.widths.nope);
-        let mut q = machine.arena.take(n * self.spec.heads * self.widths.rank);
+        let Latent { embed_q, unembed_out, .. } = *self;
+        let n = self.q.len() / (self.scores.heads * self.widths.nope);
+        let mut q = machine.arena.take(n * self.scores.heads * self.widths.rank);
         head_products(machine, &embed_q.weight, embed_q.transposed, self.q, n, &mut q);
         let mut o = machine.arena.take(q.len());
-        let Latent { q_pe, spans, caches, spec, widths: Widths { rank, pe, .. }, .. } = *self;
-        Absorbed { q: &q, q_pe, spans, caches, spec, rank, pe }.run(machine, &mut o);
+        let Latent { q_pe, spans, caches, scores, widths: Widths { rank, pe, .. }, .. } = *self;
+        Absorbed { q: &q, q_pe, spans, caches, scores, rank, pe }.run(machine, &mut o);
         head_products(machine, &unembed_out.weight, unembed_out.transposed, &o, n, y);
     }
 
     /// Attention of the only span over the keys and values of every head, made from the latents piece by piece.
     fn expanded(&self, machine: &Machine, y: &mut [f32]) {
-        let heads = self.spec.heads;
+        let heads = self.scores.heads;
         let y = Parts::new(y);
         machine.pool.run(heads, |h| self.expand_head(machine, h, &y));
     }
 
     fn expand_head(&self, machine: &Machine, h: usize, y: &Parts<'_, f32>) {
         let Widths { rank, pe, nope, value } = self.widths;
-        let (span, cache, heads) = (self.spans[0], self.caches[0], self.spec.heads);
+        let (span, cache, heads) = (self.spans[0], self.caches[0], self.scores.heads);
         let (set, key, latent) = (machine.set, nope + pe, rank + pe);
-        let MlaWeights { embed_q, unembed_out } = self.weights;
+        let Latent { embed_q, unembed_out, .. } = *self;
         let mut q = machine.arena.take(span.len * key);
         for (t, q) in q.chunks_exact_mut(key).enumerate() {
             let i = t * heads + h;
-            read_query(&self.q[i * nope..][..nope], &self.q_pe[i * pe..], self.spec.scale, q);
+            read_query(&self.q[i * nope..][..nope], &self.q_pe[i * pe..], self.scores.scale, q);
         }
         let seen: Vec<Range<usize>> = (0..span.len).map(|t| 0..span.position + t + 1).collect();
         let [to_keys, to_values] = [embed_q, unembed_out].map(|matrices| {

@@ -1,11 +1,8 @@
 //! Norms.
 
-use ::backend::Factor;
-
 use super::silu_lane;
-use crate::pool::Parts;
+use crate::Machine;
 use crate::vector::{LANES, vectorised};
-use crate::{Machine, Tensor};
 
 /// `sum(v^2)` in f64: a square of an outlier must not swallow the rest.
 #[inline(always)]
@@ -59,81 +56,25 @@ vectorised! {
     }
 }
 
-/// A factor on the result of a norm: one for all channels, or one for each.
-#[derive(Clone, Copy)]
-pub(crate) enum Scale<'a> {
-    All(f32),
-    Each(&'a [f32]),
-}
-
-impl<'a> Scale<'a> {
-    pub fn new(factor: &Factor<'a, Tensor>) -> Self {
-        match factor {
-            Factor::One => Scale::All(1.0),
-            Factor::Scalar(f) => Scale::All(*f),
-            Factor::Channels(f) => Scale::Each(f.values()),
-        }
-    }
-}
-
-#[inline(always)]
-fn scale_row(y: &mut [f32], scale: Scale<'_>) {
-    match scale {
-        Scale::All(1.0) => {}
-        Scale::All(f) => y.iter_mut().for_each(|y| *y *= f),
-        Scale::Each(f) => y.iter_mut().zip(f).for_each(|(y, f)| *y *= f),
-    }
-}
-
-/// `s = r + x; y = rms(s) * w * scale`
-pub(crate) fn add_norm(
-    machine: &Machine,
-    [r, x, w]: [&[f32]; 3],
-    eps: f32,
-    scale: Scale<'_>,
-    [s, y]: [&mut [f32]; 2],
-) {
-    let width = w.len();
-    let y = Parts::new(y);
-    machine.rows(s, width, |first, s| {
-        let at = first * width;
-        // SAFETY: the same rows as those of `s`, which no other task has.
-        let y = unsafe { y.range(at, s.len()) };
-        add_norm_rows(machine.set, [&r[at..], &x[at..], w], eps, scale, s, y);
-    });
-}
-
-vectorised! {
-    fn add_norm_rows<A>(rxw: [&[f32]; 3], eps: f32, scale: Scale<'_>, s: &mut [f32], y: &mut [f32]) {
-        let [r, x, w] = rxw;
-        let width = w.len();
-        let rows = s.chunks_exact_mut(width).zip(y.chunks_exact_mut(width));
-        for ((s, y), (r, x)) in rows.zip(r.chunks_exact(width).zip(x.chunks_exact(width))) {
-            s.iter_mut().zip(r).zip(x).for_each(|((s, r), x)| *s = r + x);
-            let inverse = inverse_rms(s, eps);
-            y.iter_mut().zip(&*s).zip(w).for_each(|((y, s), w)| *y = s * inverse * w);
-            scale_row(y, scale);
-        }
-    }
-}
-
-/// `y = (r + rms(x) * w) * scale`
-pub(crate) fn norm_add(machine: &Machine, [r, x, w]: [&[f32]; 3], eps: f32, scale: Scale<'_>, y: &mut [f32]) {
+/// `y = (r + rms(x) * w) * factor`
+pub(crate) fn norm_add(machine: &Machine, [r, x, w]: [&[f32]; 3], eps: f32, factor: f32, y: &mut [f32]) {
     let width = w.len();
     machine.rows(y, width, |first, y| {
         let at = first * width;
-        norm_add_rows(machine.set, [&r[at..], &x[at..], w], eps, scale, y);
+        norm_add_rows(machine.set, [&r[at..], &x[at..], w], eps, factor, y);
     });
 }
 
 vectorised! {
-    fn norm_add_rows<A>(rxw: [&[f32]; 3], eps: f32, scale: Scale<'_>, y: &mut [f32]) {
+    fn norm_add_rows<A>(rxw: [&[f32]; 3], eps: f32, factor: f32, y: &mut [f32]) {
         let [r, x, w] = rxw;
         let width = w.len();
         for ((y, r), x) in y.chunks_exact_mut(width).zip(r.chunks_exact(width)).zip(x.chunks_exact(width)) {
             let inverse = inverse_rms(x, eps);
             y.iter_mut().zip(r).zip(x.iter().zip(w)).for_each(|((y, r), (x, w))| *y = r + x * inverse * w);
-            scale_row(y, scale);
+            if factor != 1.0 {
+                y.iter_mut().for_each(|y| *y *= factor);
+            }
         }
     }
 }

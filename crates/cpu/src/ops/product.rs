@@ -304,17 +304,19 @@ fn all(n: usize) -> Vec<u32> {
 }
 
 /// `outputs[m][t] = W_m x[t]` for several matrices.
-pub(crate) fn matmuls<const N: usize>(
+pub(crate) fn matmuls<'a>(
     machine: &Machine,
-    weights: [&Weight; N],
+    weights: impl Iterator<Item = &'a Weight>,
     x: &[f32],
-    outputs: [&mut [f32]; N],
+    outputs: impl Iterator<Item = &'a mut [f32]>,
 ) {
+    let weights: Vec<&Weight> = weights.collect();
     let Some(cols) = weights.first().map(|w| w.cols) else { return };
     let tokens = all(x.len() / cols);
-    let groups = weights.map(|w| Group { matrices: [Rows::new(machine, w, 0)], tokens: &tokens });
+    let group = |w: &&'a Weight| Group { matrices: [Rows::new(machine, w, 0)], tokens: &tokens };
+    let groups: Vec<_> = weights.iter().map(group).collect();
     let inputs = Inputs::new(machine, x, cols, &groups);
-    let parts = outputs.map(Parts::new);
+    let parts: Vec<_> = outputs.map(Parts::new).collect();
     products(machine, &inputs, &groups, |m, t, first, [values]| {
         // SAFETY: every piece of a matrix and a token comes once.
         let y = unsafe { parts[m].range(t as usize * weights[m].rows + first, values.len()) };

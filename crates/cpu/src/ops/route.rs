@@ -1,6 +1,6 @@
 //! Routing: which experts a token goes to.
 
-use ::backend::GroupedSigmoid;
+use ::backend::{GroupedSigmoid, Handle, RoutedShape};
 
 use super::elementwise::sigmoid_lane;
 use crate::Machine;
@@ -24,6 +24,14 @@ pub struct Routes {
 impl Routes {
     pub(crate) fn tokens(&self) -> usize {
         self.ids.len() / self.top_k
+    }
+}
+
+impl Handle for Routes {
+    type Shape = RoutedShape;
+
+    fn shape(&self) -> RoutedShape {
+        RoutedShape { tokens: self.tokens(), experts: self.experts }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::dense::{Rows, RowsMut};
 use crate::kernels::Set;
+#[cfg(target_arch = "x86_64")]
 use crate::vector::LANES;
 
 /// Writes `y[c][r] = x[r][c]` for `rows` rows and `cols` columns of `x`.

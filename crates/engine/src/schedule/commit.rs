@@ -20,8 +20,8 @@ use crate::Error;
 pub(super) type Gains = Vec<(u64, Result<Gain, Error>)>;
 
 impl<B: Backend> Loop<B> {
-    /// Chooses the tokens of a step and tells them, accepts and rejects drafts, makes the next ones, and
-    /// ends requests that are over. `begun` is when the loop turned to this step.
+    /// Chooses the tokens of a step and tells them, accepts and rejects drafts, makes the next
+    /// ones, and ends requests that are over. `begun` is when the loop turned to this step.
     pub(super) fn commit(&mut self, plan: Plan, collected: Collected<B>, begun: Instant) {
         let clock = self.trace.clock();
         let mut gains = self.choose(&plan, &collected);
@@ -61,7 +61,7 @@ impl<B: Backend> Loop<B> {
             let settled = request.settle(b, part).map(|()| Gain::default());
             choices.push(Mutex::new((part, &mut request.writer, collected.rows(part), settled)));
         }
-        b.spread(choices.len(), &|i| {
+        b.parallel_for(choices.len(), &|i| {
             let (part, writer, rows, gain) = &mut *lock(&choices[i]);
             if gain.is_ok() {
                 *gain = writer.advance(part, rows, context);
@@ -100,7 +100,7 @@ impl<B: Backend> Loop<B> {
                 && let Some(request) = self.running.iter().find(|request| request.number == *number)
                 && let Some(mask) = request.next_mask()
             {
-                b.beside(mask);
+                b.background(mask);
             }
         }
     }
@@ -156,8 +156,8 @@ impl<B: Backend> Loop<B> {
         request.writer.finish(finish);
     }
 
-    /// Takes a request out. What the step under way brings it is nobody's any more, but its sequence has
-    /// seen the token of that step.
+    /// Takes a request out. What the step under way brings it is nobody's any more, but its
+    /// sequence has seen the token of that step.
     fn remove(&mut self, i: usize) -> Request<B> {
         let mut request = self.running.remove(i);
         for (plan, _) in &mut self.in_flight {

@@ -1,5 +1,5 @@
-//! Whether guesses of a drafting head are worth their time: how often they are right, for each answer, and what steps take with them
-//! and without.
+//! Whether drafts of a drafting head pay: how often they are accepted, for each request, and what steps
+//! take with them and without.
 
 use std::time::Duration;
 
@@ -8,11 +8,12 @@ use super::step_loop::FEW;
 /// Most tokens drafted at once.
 pub(super) const MOST: usize = 3;
 
-/// Share of the latest guess in what is known of an answer's guesses, and of the latest step in what steps take.
+/// Share of the latest draft token in what is known of a request's drafts, and of the latest step in what
+/// steps take.
 const LATEST: f64 = 0.1;
 const LATEST_STEP: f64 = 0.3;
 
-/// How often guesses are right, before any was made.
+/// How often drafts are accepted, before any was made.
 const HOPE: f64 = 0.7;
 
 /// Tokens to wait when they do not pay; twice as many each time.
@@ -22,22 +23,23 @@ const LONGEST_PAUSE: usize = 512;
 /// Steps of a kind until it is known what they take.
 const FIRST: usize = 3;
 
-/// Steps with guesses until steps without are measured anew, and steps without until guesses that did not pay are tried anew.
+/// Steps with drafts until steps without are measured anew, and steps without until drafts that did not
+/// pay are tried anew.
 const PLAIN_AFTER: usize = 64;
 const FORGET: usize = 512;
 
-/// What a guess is taken to cost in steps without guesses, until that is known.
-const GUESS_COST: f64 = 0.35;
+/// Cost of a draft token in steps without drafts, until it is known.
+const DRAFT_COST: f64 = 0.35;
 
-/// Guesses must make an answer this much faster.
+/// Drafts must make an answer this much faster.
 const WORTH: f64 = 1.03;
 
-/// How the guesses for one answer went.
+/// How the drafts for one request fared.
 #[derive(Debug)]
 pub(super) struct Trust {
-    /// The part that was right.
+    /// The part that was accepted.
     rate: f64,
-    /// No guess before the answer's sequence has so many tokens.
+    /// No draft before the request's sequence has so many tokens.
     not_before: usize,
     pause: usize,
 }
@@ -49,48 +51,48 @@ impl Default for Trust {
 }
 
 impl Trust {
-    /// Learns how many of the guesses of a step were right.
-    pub fn learn(&mut self, guessed: usize, right: usize) {
-        for _ in 0..right {
+    /// Learns how many of the draft tokens of a step were accepted.
+    pub fn learn(&mut self, drafted: usize, accepted: usize) {
+        for _ in 0..accepted {
             self.rate += LATEST * (1.0 - self.rate);
         }
-        if right < guessed {
+        if accepted < drafted {
             self.rate -= LATEST * self.rate;
         } else {
             self.pause = PAUSE;
         }
     }
 
-    /// Whether to wait with guesses for a sequence of `len` tokens.
+    /// Whether to wait with drafts for a sequence of `len` tokens.
     pub fn pauses(&self, len: usize) -> bool {
         len < self.not_before
     }
 
-    /// How many tokens to guess for a sequence of `len` tokens, one of so many answers at once.
-    pub fn length(&mut self, costs: &Costs, answers: usize, len: usize) -> usize {
-        if self.pauses(len) || costs.is_measuring(answers) {
+    /// How many tokens to draft for a sequence of `len` tokens, one of so many requests at once.
+    pub fn length(&mut self, costs: &Costs, requests: usize, len: usize) -> usize {
+        if self.pauses(len) || costs.is_measuring(requests) {
             return 0;
         }
-        let length = costs.best(answers, self.rate);
+        let length = costs.best(requests, self.rate);
         if length == 0 {
             self.not_before = len + self.pause;
             self.pause = (2 * self.pause).min(LONGEST_PAUSE);
-            // Enough for a few guesses: the text may have become easier.
+            // Enough for a few drafts: the text may have become easier.
             self.rate = self.rate.max(HOPE - 0.1);
         }
         length
     }
 }
 
-/// What steps take, by the number of answers.
+/// What steps take, by the number of requests.
 #[derive(Debug, Default)]
 pub(super) struct Costs([Steps; FEW]);
 
 #[derive(Debug, Default)]
 struct Steps {
-    /// By the number of guesses for each answer.
+    /// By the number of draft tokens for each request.
     seconds: [Seconds; MOST + 1],
-    /// Steps with guesses since the last without, and the other way round.
+    /// Steps with drafts since the last without, and the other way round.
     with: usize,
     without: usize,
 }
@@ -119,16 +121,17 @@ impl Seconds {
 }
 
 impl Costs {
-    /// Whether steps without guesses are to be measured now.
-    pub fn is_measuring(&self, answers: usize) -> bool {
-        self.0[answers - 1].seconds[0].known().is_none()
+    /// Whether steps without drafts are to be measured now.
+    pub fn is_measuring(&self, requests: usize) -> bool {
+        self.0[requests - 1].seconds[0].known().is_none()
     }
 
-    /// Learns what a step took. Only steps that check as many guesses as they make tell what one number of guesses costs.
-    pub fn learn(&mut self, answers: usize, checked: usize, made: usize, took: Duration) {
-        let Some(steps) = self.0.get_mut(answers - 1).filter(|_| checked == made) else { return };
+    /// Learns what a step took. Only steps that check as many
+    /// draft tokens as they make tell what one number of them costs.
+    pub fn learn(&mut self, requests: usize, checked: usize, made: usize, took: Duration) {
+        let Some(steps) = self.0.get_mut(requests - 1).filter(|_| checked == made) else { return };
         let Steps { seconds, with, without } = steps;
-        let length = ((2 * checked + answers) / (2 * answers)).min(MOST);
+        let length = ((2 * checked + requests) / (2 * requests)).min(MOST);
         (*with, *without) = if length > 0 { (*with + 1, 0) } else { (0, *without + 1) };
         if *with == PLAIN_AFTER {
             seconds[0] = Seconds::default();
@@ -139,20 +142,21 @@ impl Costs {
         seconds[length].learn(took.as_secs_f64());
     }
 
-    /// How much longer a step with so many guesses takes than one without: what was measured, else in proportion to another number of
+    /// How much longer a step with so many draft tokens takes than one without: what was measured, else in proportion to another number of
     /// them.
-    fn ratio(&self, answers: usize, length: usize) -> f64 {
-        let seconds = &self.0[answers - 1].seconds;
+    fn ratio(&self, requests: usize, length: usize) -> f64 {
+        let seconds = &self.0[requests - 1].seconds;
         let each = |l: usize| Some((seconds[l].known()? / seconds[0].known()? - 1.0) / l as f64);
-        let each = (1..=length).rev().chain(length + 1..=MOST).find_map(each).unwrap_or(GUESS_COST);
+        let each = (1..=length).rev().chain(length + 1..=MOST).find_map(each).unwrap_or(DRAFT_COST);
         1.0 + length as f64 * each.max(0.0)
     }
 
-    /// The number of guesses that brings most tokens in the same time, when this part of them is right; 0 if none is worth it.
-    fn best(&self, answers: usize, rate: f64) -> usize {
+    /// The number of draft tokens that brings most tokens in the same time, when this part of them is
+    /// accepted; 0 if none pays.
+    fn best(&self, requests: usize, rate: f64) -> usize {
         let speed = |length: usize| {
             let tokens: f64 = (0..=length).map(|i| rate.powi(i as i32)).sum();
-            tokens / self.ratio(answers, length)
+            tokens / self.ratio(requests, length)
         };
         let best = (1..=MOST).max_by(|a, b| speed(*a).total_cmp(&speed(*b)));
         best.filter(|length| speed(*length) > WORTH).unwrap_or(0)
@@ -202,7 +206,7 @@ mod tests {
         }
         assert!(!costs.is_measuring(1) && costs.is_measuring(2));
         for took in [700, 200, 300] {
-            assert_eq!(costs.ratio(1, 1), 1.0 + GUESS_COST);
+            assert_eq!(costs.ratio(1, 1), 1.0 + DRAFT_COST);
             costs.learn(1, 1, 1, took * MS);
         }
         assert!((costs.ratio(1, 1) - 2.0).abs() < 1e-9 && (costs.ratio(1, 3) - 4.0).abs() < 1e-9);

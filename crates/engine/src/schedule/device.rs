@@ -1,13 +1,13 @@
-//! The device's side of a step: starts it, and reads what it brings. All that the loop knows of states
-//! and of how a backend looks ahead is here and in [`Sequence`](crate::sequence::Sequence).
+//! The device's side of a step: starts it, and reads what it brings. All that the loop knows of
+//! states and of how a backend looks ahead is here and in [`Sequence`](crate::sequence::Sequence).
 //!
-//! A step that follows one under way begins with a token that the host does not know. Where the device
-//! chooses it (greedy decoding), the step starts at once; else it is recorded, and starts when
-//! [`supply`] brings the token.
+//! A step that follows one under way begins with a token that the host does not know. Where the
+//! device chooses it (greedy decoding), the step starts at once; else it is recorded, and starts
+//! when [`supply`] brings the token.
 
 use std::sync::Arc;
 
-use backend::{Backend, Handle};
+use backend::{Backend, Checked, Handle};
 use llguidance::toktrie::SimpleVob;
 use models::{Ahead, Logits, Stepped};
 
@@ -134,12 +134,9 @@ pub(super) fn collect<B: Backend>(
     let Some(logits) = logits else { return Ok(collected) };
     match (wanted.largest, chosen) {
         (Some(_), Some(chosen)) => collected.largest = vec![vec![b.read_chosen(chosen)?]],
-        (Some(k), None) if wanted.allowed.iter().all(Option::is_none) => {
-            collected.largest = b.read_top(&logits, k)?;
-        }
         (Some(k), None) => {
             let words = wanted.allowed.iter().map(|words| words.as_ref().map(|w| w.as_slice()));
-            collected.largest = b.read_top_allowed(&logits, k, &words.collect::<Vec<_>>())?;
+            collected.largest = Checked(b).read_top(&logits, k, &words.collect::<Vec<_>>())?;
         }
         (None, _) => {
             collected.width = logits.shape().cols.max(1);

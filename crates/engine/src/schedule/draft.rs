@@ -1,4 +1,5 @@
-//! The drafting head beside the model: it follows what a step has brought, and drafts for the next one.
+//! The drafting head beside the model: it follows what a step has brought, and drafts for the next
+//! one.
 
 use backend::{Backend, Handle};
 use models::{Logits, State};
@@ -21,8 +22,8 @@ struct Follower<'a, B: Backend> {
 }
 
 /// Shows the head all positions of the step behind that are there to stay, and has it draft for
-/// requests that want it. `hidden` has a row for every token of the step. The result is the number of
-/// draft tokens.
+/// requests that want it. `hidden` has a row for every token of the step. The result is the number
+/// of draft tokens.
 pub(super) fn draft<B: Backend>(
     engine: &Engine<B>,
     running: &mut [Request<B>],
@@ -75,8 +76,8 @@ pub(super) fn draft<B: Backend>(
     Ok(followers.iter().map(|follower| follower.drafts.len()).sum())
 }
 
-/// Makes drafts: the first follows from what the model made of the last token, each further one from
-/// what the head made of the one before; the cache keeps only what came from the model.
+/// Makes drafts: the first follows from what the model made of the last token, each further one
+/// from what the head made of the one before; the cache keeps only what came from the model.
 fn draft_all<B: Backend>(
     engine: &Engine<B>,
     mut hidden: B::Tensor,
@@ -97,7 +98,7 @@ fn draft_all<B: Backend>(
         }
         let Some(drafted) = model.draft(&hidden, &mut requests)? else { break };
         drop(requests);
-        let best = b.read_top(&drafted.logits, 1)?;
+        let best = b.read_top(&drafted.logits, 1, &[])?;
         let mut next = Vec::new();
         for (row, (follower, best)) in followers.iter_mut().filter(|f| more(f)).zip(best).enumerate() {
             follower.drafts.extend(best.first().map(|(id, _)| *id));

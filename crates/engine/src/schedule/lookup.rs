@@ -1,9 +1,9 @@
-//! Prompt lookup: drafts the next tokens where a text repeats itself. After the same few tokens there
-//! comes what came the last time.
+//! Prompt lookup: drafts the next tokens where a text repeats itself. After the same few tokens
+//! there comes what came the last time.
 //!
-//! Draft tokens are checked in one step with the token before them, which reads each weight once for
-//! all, and dropped from the first rejected one on. Accepted or not, tokens are chosen as they would be
-//! one by one.
+//! Draft tokens are checked in one step with the token before them, which reads each weight once
+//! for all, and dropped from the first rejected one on. Accepted or not, tokens are chosen as they
+//! would be one by one.
 
 /// Tokens that must be the same before a draft is made.
 const CONTEXT: usize = 4;
@@ -43,7 +43,8 @@ impl Lookup {
         }
         let (before, last) = tokens.split_at(tokens.len() - CONTEXT);
         let from = before.len().saturating_sub(REACH);
-        // What follows must be there already, so the match may reach into the last tokens but not be them.
+        // What follows must be there already, so the match may reach into the last tokens but not
+        // be them.
         let found = (from..before.len()).rev().find(|at| tokens[*at..].starts_with(last));
         found.map_or(&[], |at| {
             let follows = &tokens[at + CONTEXT..];

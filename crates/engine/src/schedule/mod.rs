@@ -1,13 +1,13 @@
-//! Many requests at once. [`Loop`] runs them: a step is a batch of the next token of every request that
-//! decodes, some draft tokens, and as much of new prompts as keeps the others from waiting long. It
-//! plans a step, submits it, collects what it brings and commits that; where the backend looks ahead,
-//! the next step is submitted before the present one is collected. [`Scheduler`] is a loop on a thread
-//! of its own, to which everybody else hands jobs.
+//! Many requests at once. [`Loop`] runs them: a step is a batch of the next token of every request
+//! that decodes, some draft tokens, and as much of new prompts as keeps the others from waiting
+//! long. It plans a step, submits it, collects what it brings and commits that; where the backend
+//! looks ahead, the next step is submitted before the present one is collected. [`Scheduler`] is a
+//! loop on a thread of its own, to which everybody else hands jobs.
 //!
-//! `step_loop` is the loop, `plan` a step before it runs, `device` starts and reads it, `commit` ends it.
-//! `request` is one job on its way, `writer` its host side, `prefix` what finished sequences leave for
-//! later prompts. `lookup` drafts from repetitions, `draft` by a model's own head, and `costs` says
-//! whether that pays. `trace` tells who wants to know.
+//! `step_loop` is the loop, `plan` a step before it runs, `device` starts and reads it, `commit`
+//! ends it. `request` is one job on its way, `writer` its host side, `prefix` what finished
+//! sequences leave for later prompts. `lookup` drafts from repetitions, `draft` by a model's own
+//! head, and `costs` says whether that pays. `trace` tells who wants to know.
 
 mod commit;
 mod costs;
@@ -45,15 +45,15 @@ pub struct SchedulerOptions {
     pub slots: usize,
     /// Requests that may wait beside them in a scheduler.
     pub queue: usize,
-    /// Bytes for the states of finished sequences, which later prompts may begin with; a scheduler uses at
-    /// most half of what caches may take.
+    /// Bytes for the states of finished sequences, which later prompts may begin with; a scheduler
+    /// uses at most half of what caches may take.
     pub prefix_memory: u64,
     /// Most finished sequences to keep.
     pub prefixes: usize,
     /// Where a scheduler keeps such states when it ends, if anywhere.
     pub prefix_folder: Option<PathBuf>,
-    /// Whether to check draft tokens: where the text repeats itself, and by the model's drafting head where
-    /// it was loaded. Answers keep their distribution.
+    /// Whether to check draft tokens: where the text repeats itself, and by the model's drafting
+    /// head where it was loaded. Answers keep their distribution.
     pub speculate: bool,
     /// Who hears of the parts of every step.
     pub trace: Trace,
@@ -134,13 +134,15 @@ struct Shared {
     queue: usize,
 }
 
-/// A running scheduler. Cheap to clone; its thread ends with [`finish`](Self::finish), or when the last clone is dropped.
+/// A running scheduler. Cheap to clone; its thread ends with [`finish`](Self::finish), or when the
+/// last clone is dropped.
 #[derive(Clone)]
 pub struct Scheduler {
     shared: Arc<Shared>,
 }
 
-/// The lock, also after a panic elsewhere: what it guards is counters and handles, whole at any time.
+/// The lock, also after a panic elsewhere: what it guards is counters and handles, whole at any
+/// time.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

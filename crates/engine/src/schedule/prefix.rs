@@ -1,4 +1,5 @@
-//! What finished sequences leave for later prompts: their states, as long as there is memory for them.
+//! What finished sequences leave for later prompts: their states, as long as there is memory for
+//! them.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -30,8 +31,8 @@ pub(super) struct Prefixes<B: Backend> {
 }
 
 impl<B: Backend> Prefixes<B> {
-    /// Room for `most` sequences in so many bytes. Knows what an earlier run left in `folder`; a file
-    /// that is no longer of use is passed over.
+    /// Room for `most` sequences in so many bytes. Knows what an earlier run left in `folder`; a
+    /// file that is no longer of use is passed over.
     pub fn new(engine: &Engine<B>, memory: u64, most: usize, folder: Option<&Path>) -> Self {
         folder.into_iter().for_each(tidy);
         let entries =
@@ -54,9 +55,10 @@ impl<B: Backend> Prefixes<B> {
         self.kept.back()
     }
 
-    /// The sequence that has the most in common with `prompt`, brought to a common beginning; an empty
-    /// one where there is none. The last token of the prompt is never part of it: somebody has to ask
-    /// for its logits. It is a copy only if all that is kept is within `free` bytes beside it.
+    /// The sequence that has the most in common with `prompt`, brought to a common beginning; an
+    /// empty one where there is none. The last token of the prompt is never part of it: somebody
+    /// has to ask for its logits. It is a copy only if all that is kept is within `free` bytes
+    /// beside it.
     pub fn take(&mut self, engine: &Engine<B>, prompt: &[u32], free: u64) -> Result<Sequence<B>, Error> {
         let b = engine.model().backend();
         let reach = |sequence: &Sequence<B>| sequence.reachable(prompt).min(prompt.len() - 1);
@@ -118,8 +120,8 @@ impl<B: Backend> Prefixes<B> {
         }
     }
 
-    /// Writes all to `folder`, and removes this model's oldest files there beyond the memory for sequences. What cannot be
-    /// written is lost, as it would be without a folder.
+    /// Writes all to `folder`, and removes this model's oldest files there beyond the memory for
+    /// sequences. What cannot be written is lost, as it would be without a folder.
     pub fn save(mut self, engine: &Engine<B>, folder: &Path) {
         if std::fs::create_dir_all(folder).is_err() {
             return;
@@ -152,7 +154,8 @@ const EXTENSION: &str = "safetensors";
 /// How old a half-written file must be before it is certain that nobody goes on writing it.
 const STALE: Duration = Duration::from_secs(3600);
 
-/// Removes what runs that were killed have left half written. Another run may be writing here just now: only what is old.
+/// Removes what runs that were killed have left half written. Another run may be writing here just
+/// now: only what is old.
 fn tidy(folder: &Path) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let age = entry.metadata().and_then(|m| m.modified()).map(|t| t.elapsed().unwrap_or_default());

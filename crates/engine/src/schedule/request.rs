@@ -39,8 +39,8 @@ impl<B: Backend> Request<B> {
         self.writer.has_started() && self.unseen() <= 1 + MOST
     }
 
-    /// Bytes of its sequence when it has `margin` tokens more, with the snapshots that it may hold by
-    /// then: those to return to, and one before draft tokens if it may `speculate`.
+    /// Bytes of its sequence when it has `margin` tokens more, with the snapshots that it may hold
+    /// by then: those to return to, and one before draft tokens if it may `speculate`.
     pub fn bytes(&self, engine: &Engine<B>, margin: usize, speculate: bool) -> u64 {
         let tokens = (self.writer.tokens().len() + margin).min(engine.context());
         let held = self.sequence.as_ref().map_or(0, Sequence::snapshots);

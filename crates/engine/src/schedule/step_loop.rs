@@ -24,8 +24,8 @@ const PATIENCE: Duration = Duration::from_millis(150);
 /// Fewest tokens of prompts in a step, however long they take.
 const LEAST_PROMPT: usize = 16;
 
-/// Most requests at once for which speculation pays: with more, a step is no longer bound by reading
-/// weights.
+/// Most requests at once for which speculation pays: with more, a step is no longer bound by
+/// reading weights.
 pub(super) const FEW: usize = 4;
 
 /// Room that a sequence is granted in advance, in tokens.
@@ -147,8 +147,8 @@ impl<B: Backend> Loop<B> {
         self.prefixes.shrink(&self.engine, 0);
     }
 
-    /// Reads a sequence that [`save`](Self::save) wrote with the same model and kind of cache, and keeps
-    /// it for prompts that begin with it. The result is its number of tokens.
+    /// Reads a sequence that [`save`](Self::save) wrote with the same model and kind of cache, and
+    /// keeps it for prompts that begin with it. The result is its number of tokens.
     pub fn load(&mut self, path: &Path) -> Result<usize, Error> {
         let sequence = self.engine.load(path)?;
         let tokens = sequence.tokens.len();
@@ -156,14 +156,14 @@ impl<B: Backend> Loop<B> {
         Ok(tokens)
     }
 
-    /// Writes the sequence of the latest request that has ended, if it is kept, to a file; one that was
-    /// there is replaced whole.
+    /// Writes the sequence of the latest request that has ended, if it is kept, to a file; one that
+    /// was there is replaced whole.
     pub fn save(&self, path: &Path) -> Result<(), Error> {
         self.prefixes.latest().map_or(Ok(()), |sequence| self.engine.save(sequence, path))
     }
 
-    /// Writes all kept sequences to a folder, and removes this model's oldest files there beyond the
-    /// memory for them.
+    /// Writes all kept sequences to a folder, and removes this model's oldest files there beyond
+    /// the memory for them.
     pub(super) fn save_all(self, folder: &Path) {
         self.prefixes.save(&self.engine, folder);
     }
@@ -309,13 +309,13 @@ impl<B: Backend> Loop<B> {
         Plan::new(number, parts, prompt_tokens)
     }
 
-    /// The step after one under way, for the token that this will bring: for a request that is alone,
-    /// will go on, and has no draft tokens to check.
+    /// The step after one under way, for the token that this will bring: for a request that is
+    /// alone, will go on, and has no draft tokens to check.
     fn plan_next(&self, before: &Plan) -> Option<Plan> {
         let ([request], [part]) = (&self.running[..], &before.parts[..]) else { return None };
         let writer = &request.writer;
-        // A snapshot is a copy of the state, which must not be further then. The place to take one is
-        // in the prompt, which a request that decodes has behind it.
+        // A snapshot is a copy of the state, which must not be further then. The place to take one
+        // is in the prompt, which a request that decodes has behind it.
         let goes_on = request.number == part.request
             && request.is_decoding()
             && part.rows.len() == 1
@@ -344,7 +344,7 @@ impl<B: Backend> Loop<B> {
                 // Masks of requests that decode are computed since their last token was chosen.
                 let b = engine.model().backend();
                 let prompts = running.iter().filter(|request| !request.is_decoding());
-                prompts.filter_map(Request::next_mask).for_each(|mask| b.beside(mask));
+                prompts.filter_map(Request::next_mask).for_each(|mask| b.background(mask));
                 device::submit(engine, plan, running, *speculate && plan.parts.len() <= FEW)
             }
         };

@@ -1,5 +1,5 @@
-//! The host's side of a request: chooses its tokens and tells them. It knows no backend, so that any
-//! thread may do it.
+//! The host's side of a request: chooses its tokens and tells them. It knows no backend, so that
+//! any thread may do it.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -141,7 +141,8 @@ impl Writer {
         }
         let (mut tokens, mut by_head) = (self.tokens[seen..end].to_vec(), false);
         let known = tokens.len();
-        // What a rejected draft took back is computed again, and there is more of it with every further one.
+        // What a rejected draft took back is computed again, and there is more of it with every
+        // further one.
         if speculate && end == self.tokens.len() && known <= 2 {
             let most = self.most_drafts(context);
             if known == 1 {
@@ -178,8 +179,8 @@ impl Writer {
         left.saturating_sub(1).min(context.saturating_sub(self.tokens.len()))
     }
 
-    /// Whether another token will follow the one that is chosen next, unless that ends the answer, and
-    /// there is nothing to look up here that would be a reason to `speculate`.
+    /// Whether another token will follow the one that is chosen next, unless that ends the answer,
+    /// and there is nothing to look up here that would be a reason to `speculate`.
     pub fn goes_on(&self, speculate: bool, context: usize) -> bool {
         let most = self.most_drafts(context);
         most > 0 && (!speculate || self.lookup.find(&self.tokens, most).is_empty())
@@ -204,9 +205,9 @@ impl Writer {
         (&self.tokens, &mut self.drafted)
     }
 
-    /// How many of the largest logits [that may be chosen](Self::allowed) suffice for its part of a step,
-    /// if not all are needed. What may be chosen behind a draft token is known only when that has been
-    /// accepted.
+    /// How many of the largest logits [that may be chosen](Self::allowed) suffice for its part of a
+    /// step, if not all are needed. What may be chosen behind a draft token is known only when that
+    /// has been accepted.
     pub fn needed(&self, part: &Part) -> Option<usize> {
         let constrained = self.constraint.is_some() && part.drafts > 0;
         let all = self.job.logprobs.is_some() || self.is_scoring() || constrained;
@@ -259,7 +260,8 @@ impl Writer {
         Ok(gain)
     }
 
-    /// Tells the logits of prompt tokens, each once: a request that was preempted computes them again.
+    /// Tells the logits of prompt tokens, each once: a request that was preempted computes them
+    /// again.
     fn score(&mut self, part: &Part, rows: &[Row<'_>]) {
         let known = self.scored.saturating_sub(part.begin).min(rows.len());
         let mut logits = Vec::new();

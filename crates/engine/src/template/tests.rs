@@ -90,11 +90,7 @@ fn errors_say_where() {
 
 #[test]
 fn published_templates_render_as_in_python() {
-    let folder = repository().join("../shared/templates");
-    if !folder.is_dir() {
-        println!("skipped: no {}, which holds the published chat templates", folder.display());
-        return;
-    }
+    let Some(folder) = testing::templates() else { return };
     let expected = read_json(&repository().join("fixtures/templates/expected.json"));
     check(expected["cases"].as_array().unwrap(), expected["now"].as_str().unwrap(), |case| {
         std::fs::read_to_string(folder.join(case["template"].as_str().unwrap())).unwrap()

@@ -16,8 +16,8 @@ pub(crate) const QUERY_QUADS: usize = 512;
 /// Channels of a workgroup that puts splits together.
 pub(crate) const MERGED_CHANNELS: usize = 32;
 
-/// The same on matrix units: query rows of a workgroup, which takes as many positions and channels at a time, and the most channels of a
-/// value.
+/// The same on matrix units: query rows of a workgroup, which takes as many positions and channels
+/// at a time, and the most channels of a value.
 pub(crate) const TILE: usize = 64;
 pub(crate) const WIDEST_VALUE: usize = 512;
 
@@ -49,7 +49,8 @@ consts! {
 }
 
 impl QueryRows {
-    /// For `count` rows of queries of `quads` fours, and values of so many words; `None` where not even one row fits.
+    /// For `count` rows of queries of `quads` fours, and values of so many words; `None` where not
+    /// even one row fits.
     pub fn choose(cache: CacheFloat, count: usize, quads: usize, value_words: usize) -> Option<Self> {
         // No more rows than there are, nor than their queries have room.
         let rows = [8, 4, 2].into_iter().find(|r| r * quads <= QUERY_QUADS && *r < 2 * count).unwrap_or(1);
@@ -73,7 +74,7 @@ kernel! {
     params {
         tokens: u32, first_row: u32, position: u32, heads: u32, key_heads: u32, width: u32,
         width_more: u32, key_words: u32, value_stride: u32, value_words: u32, value_width: u32, slots: u32,
-        len: u32, mask: u32, scale: f32, soft_cap: f32, splits: u32, split_len: u32, chunks: u32,
+        len: u32, window: u32, scale: f32, soft_cap: f32, splits: u32, split_len: u32, chunks: u32,
     }
     bindings { q: read, q_more: read or q, keys: read, values: read, y: write }
     fixed { threads = 128, query_quads = 512 }
@@ -100,7 +101,7 @@ kernel! {
     params {
         count: u32, group: u32, first_row: u32, position: u32, heads: u32, key_heads: u32,
         query_eights: u32, key_eights: u32, value_eights: u32, value_width: u32, slots: u32, len: u32,
-        mask: u32, scale: f32, soft_cap: f32, splits: u32, split_len: u32,
+        window: u32, scale: f32, soft_cap: f32, splits: u32, split_len: u32,
     }
     bindings { queries: read, factors: read, keys: read, values: read, y: write }
     fixed { threads = 256, matrices = 1 }

@@ -32,7 +32,8 @@ const WIDE_LATENT_LANES: usize = 16;
 pub(crate) const WIDEST_PLAIN: usize = 128;
 pub(crate) const WIDEST_LATENT: usize = 512;
 
-/// On matrix units: positions of a workgroup, rows of queries and the fewest of them that are worth it, channels of a slice of keys and of values.
+/// On matrix units: positions of a workgroup, rows of queries and the fewest of them that are worth
+/// it, channels of a slice of keys and of values.
 pub(crate) const GROUP_SPLIT: usize = 128;
 pub(crate) const GROUP_ROWS: RangeInclusive<usize> = 4..=16;
 const KEY_SLICE: usize = 64;
@@ -56,7 +57,8 @@ fn enough(sizes: &[usize], wanted: usize) -> Option<u32> {
 }
 
 consts! {
-    /// Rows of queries of a workgroup, fours of a key that a thread has, threads of a value, and room for queries.
+    /// Rows of queries of a workgroup, fours of a key that a thread has, threads of a value, and
+    /// room for queries.
     GroupRows { cache: CacheFloat, rows: u32, key_steps: u32, value_lanes: u32, query_quads: u32 }
 }
 
@@ -145,7 +147,8 @@ kernel! {
 }
 
 consts! {
-    /// Fours of a key that a thread has, threads of a value, channels of a head that a thread has, and whether positions are shared.
+    /// Fours of a key that a thread has, threads of a value, channels of a head that a thread has,
+    /// and whether positions are shared.
     Heads { threads: u32, cache: CacheFloat, key_steps: u32, value_lanes: u32, each: u32, split: bool }
 }
 
@@ -241,15 +244,16 @@ kernel! {
 }
 
 consts! {
-    /// Threads, of which so many share a position, fours of a latent that each has, and threads of a value.
+    /// Threads, of which so many share a position, fours of a latent that each has, and threads of
+    /// a value.
     LatentHeads {
         format: Format, threads: u32, lanes: u32, cache: CacheFloat, key_steps: u32, value_lanes: u32,
     }
 }
 
 impl LatentHeads {
-    /// For latents of `rank` values behind which `pe` have a position; `None` where they do not fit. Latents of codes are appended and
-    /// attended one after the other.
+    /// For latents of `rank` values behind which `pe` have a position; `None` where they do not
+    /// fit. Latents of codes are appended and attended one after the other.
     pub fn choose(
         profile: &DeviceProfile,
         format: Format,

@@ -6,8 +6,8 @@ use crate::kernel::{consts, kernel, params};
 pub(crate) const THREADS: usize = 128;
 pub(crate) const ROWS: usize = 8;
 
-/// Tokens that are taken at once in longer sequences, as in `pieces/chunk.wgsl`, the words kept for them per head, and the widest
-/// head that fits a workgroup then.
+/// Tokens that are taken at once in longer sequences, as in `pieces/chunk.wgsl`, the words kept for
+/// them per head, and the widest head that fits a workgroup then.
 pub(crate) const CHUNK: usize = 16;
 pub(crate) const CHUNK_WORDS: usize = 2 * CHUNK * CHUNK + 2 * CHUNK;
 pub(crate) const WIDEST: usize = 128;

@@ -1,15 +1,10 @@
 //! Norms: a workgroup per row.
 
 use crate::device_profile::DeviceProfile;
-use crate::kernel::{consts, kernel, params};
+use crate::kernel::{consts, kernel};
 
 /// Values that a thread keeps from the sum of squares to the norm (`HELD` in pieces/rms.wgsl).
 pub(crate) const HELD: usize = 4;
-
-params! {
-    /// A norm beside a residual.
-    ResidualNorm { width: u32, rows: u32, eps: f32, factor_kind: u32, scalar: f32 }
-}
 
 consts! {
     /// Threads that share a row.
@@ -17,7 +12,8 @@ consts! {
 }
 
 impl RowThreads {
-    /// Threads that suit `count` rows of `width` values: a few long ones must come quickly, of many, many are at work at once.
+    /// Threads that suit `count` rows of `width` values: a few long ones must come quickly, of
+    /// many, many are at work at once.
     pub fn choose(profile: &DeviceProfile, width: usize, count: usize) -> Self {
         let threads = match width {
             ..=256 => 64,
@@ -53,19 +49,9 @@ impl LongRowThreads {
 }
 
 kernel! {
-    add_norm = "add_norm" [Residual, Sum, Rms]
-    params ResidualNorm
-    bindings {
-        residual: read, x: read, weight: read, factors: read or weight, sums: write, y: write,
-    }
-    fixed {}
-    consts RowThreads in RowThreads::all;
-}
-
-kernel! {
-    norm_add = "norm_add" [Residual, Sum, Rms]
-    params ResidualNorm
-    bindings { residual: read, x: read, weight: read, factors: read or weight, y: write }
+    norm_add = "norm_add" [Sum, Rms]
+    params { width: u32, rows: u32, eps: f32, factor: f32 }
+    bindings { residual: read, x: read, weight: read, y: write }
     fixed {}
     consts RowThreads in RowThreads::all;
 }

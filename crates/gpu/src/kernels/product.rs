@@ -36,7 +36,8 @@ pub(crate) fn share(profile: &DeviceProfile, tokens: usize) -> usize {
     [1, 2, 4].into_iter().find(|share| tokens <= 16 * share).unwrap_or(most)
 }
 
-/// The same for a product with so many rows: rather small tiles than too few to keep the device busy.
+/// The same for a product with so many rows: rather small tiles than too few to keep the device
+/// busy.
 fn share_for(profile: &DeviceProfile, rows: usize, tokens: usize) -> usize {
     let mut share = share(profile, tokens);
     let tiles = |share: usize| rows.div_ceil(tile_rows(profile)) * tokens.div_ceil(16 * share);
@@ -92,8 +93,9 @@ consts! {
 }
 
 impl RowProduct {
-    /// For `tokens` tokens and a weight of so many rows and columns. Of few rows each must come quickly; of many, more are at work at once
-    /// the fewer threads each takes (docs/performance.md).
+    /// For `tokens` tokens and a weight of so many rows and columns. Of few rows each must come
+    /// quickly; of many, more are at work at once the fewer threads each takes
+    /// (docs/performance.md).
     pub fn choose(profile: &DeviceProfile, format: Format, [rows, cols]: [usize; 2], tokens: usize) -> Self {
         let threads = match rows {
             _ if rows >= profile.narrow_team_rows => 32,
@@ -208,7 +210,8 @@ kernel! {
     consts Input in Input::all;
 }
 
-/// What becomes of products of experts: with an activation, rows of gate and up alternate and become one.
+/// What becomes of products of experts: with an activation, rows of gate and up alternate and
+/// become one.
 const ACTIVATIONS: [Option<Activation>; 3] = [None, Some(Activation::Silu), Some(Activation::GeluTanh)];
 
 consts! {
@@ -243,7 +246,8 @@ consts! {
     ExpertTiles { format: Format, share: u32, gated: bool, activation: Activation, input: InputRows }
 }
 
-/// Tokens of a tile of experts, by sixteens, where each has about so many: experts rarely have as many as fill several wide tiles.
+/// Tokens of a tile of experts, by sixteens, where each has about so many: experts rarely have as
+/// many as fill several wide tiles.
 pub(crate) fn expert_share(profile: &DeviceProfile, tokens: usize) -> usize {
     share(profile, tokens).min(4)
 }

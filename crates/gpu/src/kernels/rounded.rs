@@ -17,7 +17,8 @@ pub(crate) const GROUP: usize = 32;
 const UP_ROWS: usize = 4;
 pub(crate) const DOWN_ROWS: usize = 4;
 
-/// Experts that come into question after each block of 32 has chosen, at most, and experts of a token.
+/// Experts that come into question after each block of 32 has chosen, at most, and experts of a
+/// token.
 pub(crate) const MOST_CANDIDATES: usize = 256;
 pub(crate) const MOST_CHOSEN: usize = 32;
 
@@ -50,13 +51,15 @@ pub(crate) fn team(groups: usize) -> [usize; 2] {
     [32, groups.div_ceil(32).min(4)]
 }
 
-/// The same of a head, where the next rows are asked for while these are multiplied: fewer threads have more of each.
+/// The same of a head, where the next rows are asked for while these are multiplied: fewer threads
+/// have more of each.
 fn head_team(groups: usize) -> [usize; 2] {
     if groups <= 8 { [8, 1] } else { [16, groups.div_ceil(16)] }
 }
 
-/// Whether workgroups have twice the threads, where the device allows, so that none has more than eight values of an input to prepare: half
-/// the instructions for that, and they have to stay in a cache with those of all kernels of a layer.
+/// Whether workgroups have twice the threads, where the device allows, so that none has more than
+/// eight values of an input to prepare: half the instructions for that, and they have to stay in a
+/// cache with those of all kernels of a layer.
 fn is_wide(profile: &DeviceProfile, cols: usize) -> bool {
     cols > 8 * THREADS && profile.has_wide_workgroups()
 }
@@ -66,13 +69,15 @@ params! {
     Rounded {
         weight: WeightParams, rows: u32, skip: u32, first: u32, up: u32, has_bias: u32,
         has_residual: u32, blocks: u32, groups: u32, eps: f32, slice_width: u32, splits: u32, factor: f32,
-        h_at: u32, digits_at: u32, digit_bits: u32,
+        h_at: u32, digits_at: u32, digit_bits: u32, dense_norm_at: u32, routed_norm_at: u32, post_norm_at: u32,
+        norm_at: u32,
     }
 }
 
 consts! {
-    /// Threads, of which so many share rows, groups and rows that each has at a time, whether it asks for the next rows meanwhile, whether a
-    /// row is longer than its threads have at a time, and what becomes of two rows' products.
+    /// Threads, of which so many share rows, groups and rows that each has at a time, whether it
+    /// asks for the next rows meanwhile, whether a row is longer than its threads have at a time,
+    /// and what becomes of two rows' products.
     Team {
         format: Format, threads: u32, lanes: u32, steps: u32, rows: u32, ahead: bool, long: bool,
         gated: bool, activation: Activation,
@@ -327,15 +332,16 @@ kernel! {
     ]
     params Rounded
     bindings {
-        codes: read, scales: read, y: write, dense: read, routed: read, stream: read, norms: read,
+        codes: read, scales: read, y: write, dense: read, routed: read, stream: read, vectors: read,
     }
     fixed {}
     consts Team in Team::of_ungated_held;
 }
 
 consts! {
-    /// Threads, groups and rows of each, logits of a thread that chooses experts, whether a row is longer than threads have at a time, blocks of
-    /// rows of a workgroup, and what results are rounded for.
+    /// Threads, groups and rows of each, logits of a thread that chooses experts, whether a row is
+    /// longer than threads have at a time, blocks of rows of a workgroup, and what results are
+    /// rounded for.
     ExpertsUp {
         format: Format, threads: u32, steps: u32, rows: u32, keys: u32, long: bool, blocks: u32,
         activation: Activation, down: u32,
@@ -357,7 +363,8 @@ pub(crate) struct UpProduct {
     pub down: Format,
 }
 
-/// Logits of so many experts that a thread has when a subgroup chooses; `None` if they are too many.
+/// Logits of so many experts that a thread has when a subgroup chooses; `None` if they are too
+/// many.
 pub(crate) fn keys_for(experts: usize) -> Option<u32> {
     [2, 4, 8, 16].into_iter().find(|keys| experts <= 32 * *keys as usize)
 }

@@ -1,4 +1,5 @@
-//! Compiles every variant that can be reached at run time, as text for Vulkan and Metal, and compares it with its declaration.
+//! Compiles every variant that can be reached at run time, as text for Vulkan and Metal, and
+//! compares it with its declaration.
 
 use std::collections::HashSet;
 
@@ -14,7 +15,8 @@ const CAPABILITIES: Capabilities = Capabilities::SUBGROUP.union(Capabilities::SH
 /// What some have beside that.
 const MATRICES: Capabilities = Capabilities::COOPERATIVE_MATRIX.union(Capabilities::SHADER_FLOAT16);
 
-/// Fewest threads of a subgroup, and whether kernels wait for each other: without subgroups, on software, Intel's, all others, and NVIDIA's.
+/// Fewest threads of a subgroup, and whether kernels wait for each other: without subgroups, on
+/// software, Intel's, all others, and NVIDIA's.
 const DEVICES: [(u32, bool); 5] = [(0, false), (4, false), (8, false), (32, false), (32, true)];
 
 const FLOATS: [Float; 3] = [Float::F32, Float::F16, Float::Bf16];
@@ -38,8 +40,9 @@ fn formats(kernel: &Kernel) -> Vec<Option<Format>> {
     formats.into_iter().map(Some).collect()
 }
 
-/// Variants of a kernel that can be reached: by default all constants and all formats, each with some of the others, since they meet
-/// only through the functions that every format's pieces offer; with PLEIAD_FULL=1 all with all.
+/// Variants of a kernel that can be reached: by default all constants and all formats, each with
+/// some of the others, since they meet only through the functions that every format's pieces offer;
+/// with PLEIAD_FULL=1 all with all.
 fn variants(kernel: &'static Kernel) -> Vec<Variant> {
     let (mut values, formats): (Vec<_>, _) = (kernel.reached().iter().copied().collect(), formats(kernel));
     values.sort_unstable();
@@ -161,5 +164,17 @@ fn constants_are_those_that_files_use() {
             let uses = source.matches(&name.to_uppercase()).count();
             assert!(kind != Kind::Number || uses > 1, "{}: nobody uses {name}", kernel.name);
         }
+    }
+}
+
+#[test]
+fn every_file_is_declared() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/shaders");
+    let declared: HashSet<&str> = all().iter().map(|kernel| kernel.name).collect();
+    for entry in std::fs::read_dir(folder).expect("the folder of kernels") {
+        let path = entry.expect("an entry").path();
+        let name = path.file_stem().and_then(|stem| stem.to_str()).expect("a name");
+        let is_kernel = path.extension().is_some_and(|extension| extension == "wgsl");
+        assert!(!is_kernel || declared.contains(name), "{name}.wgsl has no declaration");
     }
 }

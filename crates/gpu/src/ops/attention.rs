@@ -1,6 +1,6 @@
 //! Attention over caches.
 
-use ::backend::{Attention, CacheFloat, Handle, Mask, Result, Span};
+use ::backend::{CacheFloat, Handle, Result, Scores, Span};
 
 use super::{by_item, word};
 use crate::cache::KvCache;
@@ -20,7 +20,7 @@ pub(crate) struct Queries<'a> {
     pub q: &'a Tensor,
     /// What follows each head's query, `[n, heads * width]`: the rotated part of a latent's.
     pub more: Option<&'a Tensor>,
-    pub spec: Attention,
+    pub scores: Scores,
     /// Channels of a value.
     pub value_width: usize,
     /// What the results of a single token are multiplied with the sigmoid of.
@@ -37,21 +37,14 @@ pub(crate) struct HeadGate<'a> {
 }
 
 /// The first position that a token at `position` sees.
-pub(super) fn first_seen(mask: Mask, position: usize) -> usize {
-    match mask {
-        Mask::Window(window) => (position + 1).saturating_sub(window),
-        Mask::None | Mask::Causal => 0,
-    }
+pub(super) fn first_seen(window: Option<usize>, position: usize) -> usize {
+    window.map_or(0, |window| (position + 1).saturating_sub(window))
 }
 
-/// A mask as kernels know it, over `len` positions.
-fn mask_number(mask: Mask, len: usize) -> u32 {
-    match mask {
-        Mask::None => 0,
-        Mask::Causal => 1,
-        // A window beyond all there is shows all there is.
-        Mask::Window(window) => window.min(len) as u32 + 1,
-    }
+/// A window as kernels know it, over `len` positions: 0 is none.
+fn window_number(window: Option<usize>, len: usize) -> u32 {
+    // A window beyond all there is shows all there is.
+    window.map_or(0, |window| window.min(len) as u32)
 }
 
 impl Gpu {
@@ -89,7 +82,7 @@ impl Gpu {
         cache: &KvCache,
         y: &Tensor,
     ) -> Result<()> {
-        let Queries { q, more, spec, value_width, gate } = queries;
+        let Queries { q, more, scores, value_width, gate } = queries;
         let one = span.len == 1;
         if one
             && (self.attend_group(queries, span, cache, y)? || self.attend_step(queries, span, cache, y)?)
@@ -103,10 +96,10 @@ impl Gpu {
             return Ok(());
         }
         let key_heads = cache.shape.heads;
-        let width = q.shape().cols / spec.heads;
-        let width_more = more.map_or(0, |more| more.shape().cols / spec.heads);
+        let width = q.shape().cols / scores.heads;
+        let width_more = more.map_or(0, |more| more.shape().cols / scores.heads);
         let quads = (width + width_more).div_ceil(4);
-        let group = spec.heads / key_heads;
+        let group = scores.heads / key_heads;
         let count = span.len * group;
         // Of codes, half a word is taken at a time.
         let value_words = value_width.div_ceil(cache.values_in_four() / 4);
@@ -119,7 +112,7 @@ impl Gpu {
         };
         let chunks = value_words.div_ceil(consts.words as usize * THREADS);
         let blocks = count.div_ceil(consts.rows as usize);
-        let (seen_from, len) = (first_seen(spec.mask, span.position), span.position + span.len);
+        let (seen_from, len) = (first_seen(scores.window, span.position), span.position + span.len);
         let wanted = self.device.profile.attention_workgroups.div_ceil(blocks * key_heads * chunks);
         let split_len = (len - seen_from).div_ceil(wanted).max(SHORTEST_SPLIT).next_multiple_of(THREADS);
         // Splits are counted from position 0; those before the first that is seen find nothing to do.
@@ -129,7 +122,7 @@ impl Gpu {
             tokens: word(span.len),
             first_row: word(span.row),
             position: word(span.position),
-            heads: word(spec.heads),
+            heads: word(scores.heads),
             key_heads: word(key_heads),
             width: word(width),
             width_more: word(width_more),
@@ -139,9 +132,9 @@ impl Gpu {
             value_width: word(*value_width),
             slots: word(cache.slots()),
             len: word(len),
-            mask: mask_number(spec.mask, len),
-            scale: spec.scale,
-            soft_cap: spec.soft_cap.unwrap_or(0.0),
+            window: window_number(scores.window, len),
+            scale: scores.scale,
+            soft_cap: scores.soft_cap.unwrap_or(0.0),
             splits: word(splits),
             split_len: word(split_len),
             chunks: word(chunks),
@@ -158,7 +151,7 @@ impl Gpu {
 
     /// The same on matrix units, where there are any, caches hold halves and heads are whole eights; returns whether that is so.
     fn attend_tiles(&self, queries: &Queries<'_>, span: &Span, cache: &KvCache, y: &Tensor) -> Result<bool> {
-        let Queries { q, more, spec, value_width, .. } = queries;
+        let Queries { q, more, scores, value_width, .. } = queries;
         let key_words = cache.words(cache.shape.key_dim);
         let (value_plane, value_row) = cache.value_plane();
         let value_words = cache.words(value_row);
@@ -168,12 +161,12 @@ impl Gpu {
             return Ok(false);
         }
         let key_heads = cache.shape.heads;
-        let group = spec.heads / key_heads;
-        let halves = self.halves((*q, *more), span.row..span.row + span.len, (spec.heads, group))?;
+        let group = scores.heads / key_heads;
+        let halves = self.halves((*q, *more), span.row..span.row + span.len, (scores.heads, group))?;
         let (count, len) = (span.len * group, span.position + span.len);
         let blocks = count.div_ceil(TILE);
         let wanted = self.device.profile.tile_workgroups.div_ceil(blocks * key_heads);
-        let seen = len - first_seen(spec.mask, span.position);
+        let seen = len - first_seen(scores.window, span.position);
         let split_len = seen.div_ceil(wanted).max(4 * TILE).next_multiple_of(TILE);
         // Splits are counted from position 0; those before the first that is seen find nothing to do.
         let splits = len.div_ceil(split_len);
@@ -182,7 +175,7 @@ impl Gpu {
             group: word(group),
             first_row: word(span.row),
             position: word(span.position),
-            heads: word(spec.heads),
+            heads: word(scores.heads),
             key_heads: word(key_heads),
             query_eights: word(halves.eights),
             key_eights: word(key_words / 4),
@@ -190,9 +183,9 @@ impl Gpu {
             value_width: word(*value_width),
             slots: word(cache.slots()),
             len: word(len),
-            mask: mask_number(spec.mask, len),
-            scale: spec.scale,
-            soft_cap: spec.soft_cap.unwrap_or(0.0),
+            window: window_number(scores.window, len),
+            scale: scores.scale,
+            soft_cap: scores.soft_cap.unwrap_or(0.0),
             splits: word(splits),
             split_len: word(split_len),
         };
@@ -217,7 +210,7 @@ impl Gpu {
         span: &Span,
         splits: usize,
     ) -> Result<Option<Buffer>> {
-        let rows = splits * span.len * queries.spec.heads;
+        let rows = splits * span.len * queries.scores.heads;
         let take = || self.pool.take(4 * (rows * (queries.value_width + 2)) as u64);
         (splits > 1).then(take).transpose()
     }
@@ -232,11 +225,11 @@ impl Gpu {
         y: &Tensor,
     ) {
         let Some(partial) = partial else { return };
-        let Queries { spec, value_width, gate, .. } = queries;
-        let rows = span.len * spec.heads;
+        let Queries { scores, value_width, gate, .. } = queries;
+        let rows = span.len * scores.heads;
         let params = attention_merge::Params {
             rows: word(rows),
-            first: word(span.row * spec.heads),
+            first: word(span.row * scores.heads),
             width: word(*value_width),
             splits: word(splits),
             gate_stride: gate.map_or(0, |gate| word(gate.stride)),

@@ -1,9 +1,6 @@
 //! Attention of a single token.
 
-use ::backend::{
-    Attention, AttentionWeights, Batch, CacheFloat, Handle, KvShape, LatentAttention, LatentWeights,
-    MlaWeights, Result, Shape, Span,
-};
+use ::backend::{Attention, Batch, CacheFloat, Handle, KvShape, LatentAttention, Result, Shape, Span};
 
 use super::attention::{HeadGate, Queries, first_seen};
 use super::rounded::Splits;
@@ -30,6 +27,13 @@ struct Projected<'a> {
     first_angle: usize,
 }
 
+/// Where keys and values lie behind the queries, in values.
+#[derive(Clone, Copy)]
+pub(crate) struct Places {
+    pub k_at: usize,
+    pub v_at: usize,
+}
+
 /// What attention has.
 pub(crate) enum Attended {
     Whole(Tensor),
@@ -45,13 +49,13 @@ impl Gpu {
         cache: &KvCache,
         y: &Tensor,
     ) -> Result<bool> {
-        let Queries { q, more, spec, value_width, gate } = queries;
+        let Queries { q, more, scores, value_width, gate } = queries;
         let key_heads = cache.shape.heads;
-        let width = q.shape().cols / spec.heads;
-        let width_more = more.map_or(0, |more| more.shape().cols / spec.heads);
+        let width = q.shape().cols / scores.heads;
+        let width_more = more.map_or(0, |more| more.shape().cols / scores.heads);
         let key_words = cache.words(cache.shape.key_dim);
         let (value_plane, value_row) = cache.value_plane();
-        let group = spec.heads / key_heads;
+        let group = scores.heads / key_heads;
         let (profile, dims) = (&self.device.profile, [cache.shape.key_dim, *value_width]);
         let whole =
             [key_words, cache.words(value_row), width, width_more].iter().all(|n| n.is_multiple_of(4));
@@ -59,13 +63,13 @@ impl Gpu {
         let Some(consts) = consts else { return Ok(false) };
         let blocks = group.div_ceil(consts.rows as usize);
         let end = span.position + 1;
-        let begin = first_seen(spec.mask, span.position);
+        let begin = first_seen(scores.window, span.position);
         let wanted = profile.attention_step_workgroups.div_ceil(blocks * key_heads);
         let split_len = (end - begin).div_ceil(wanted).next_multiple_of(CHUNK);
         // Splits are counted from position 0; those before the first that is seen find nothing to do.
         let splits = end.div_ceil(split_len);
         let params = attention_step::Params {
-            heads: word(spec.heads),
+            heads: word(scores.heads),
             key_heads: word(key_heads),
             width: word(width),
             width_more: word(width_more),
@@ -76,8 +80,8 @@ impl Gpu {
             slots: word(cache.slots()),
             begin: word(begin),
             end: word(end),
-            scale: spec.scale,
-            soft_cap: spec.soft_cap.unwrap_or(0.0),
+            scale: scores.scale,
+            soft_cap: scores.soft_cap.unwrap_or(0.0),
             splits: word(splits),
             split_len: word(split_len),
             token: word(span.row),
@@ -103,23 +107,23 @@ impl Gpu {
         cache: &KvCache,
         y: &Tensor,
     ) -> Result<bool> {
-        let Queries { q, more, spec, value_width, .. } = queries;
+        let Queries { q, more, scores, value_width, .. } = queries;
         let key_heads = cache.shape.heads;
-        let width = q.shape().cols / spec.heads;
-        let width_more = more.map_or(0, |more| more.shape().cols / spec.heads);
+        let width = q.shape().cols / scores.heads;
+        let width_more = more.map_or(0, |more| more.shape().cols / scores.heads);
         let key_words = cache.words(cache.shape.key_dim);
         let (value_plane, value_row) = cache.value_plane();
         let value_stride = cache.words(value_row);
-        let (begin, end) = (first_seen(spec.mask, span.position), span.position + 1);
+        let (begin, end) = (first_seen(scores.window, span.position), span.position + 1);
         let profile = &self.device.profile;
         let whole = [key_words, value_stride, width, width_more].iter().all(|n| n.is_multiple_of(4));
         let suits = cache.shape.float == CacheFloat::F16 && whole;
-        let many = end - begin > profile.few_positions && GROUP_ROWS.contains(&(spec.heads / key_heads));
+        let many = end - begin > profile.few_positions && GROUP_ROWS.contains(&(scores.heads / key_heads));
         let consts = GroupSlices::choose(profile, [cache.shape.key_dim, *value_width]);
         let Some(consts) = consts.filter(|_| suits && many) else { return Ok(false) };
         let splits = (end - begin).div_ceil(GROUP_SPLIT);
         let params = attention_group::Params {
-            heads: word(spec.heads),
+            heads: word(scores.heads),
             key_heads: word(key_heads),
             quads: word(width / 4),
             quads_more: word(width_more / 4),
@@ -129,8 +133,8 @@ impl Gpu {
             slots: word(cache.slots()),
             begin: word(begin),
             end: word(end),
-            scale: spec.scale,
-            soft_cap: spec.soft_cap.unwrap_or(0.0),
+            scale: scores.scale,
+            soft_cap: scores.soft_cap.unwrap_or(0.0),
             token: word(span.row),
         };
         let (q, q_more, keys, values) = (q.buffer(), more.map(Tensor::buffer), cache.keys(), value_plane);
@@ -142,69 +146,41 @@ impl Gpu {
         Ok(true)
     }
 
-    /// Attention of one token in few dispatches; `None` where that cannot be, or shapes do not fit, which the parts refuse.
-    pub(crate) fn attended(
-        &self,
-        (q, kv): (&Tensor, Option<&[Tensor; 2]>),
-        weights: &AttentionWeights<Gpu>,
-        batch: &Batch<Gpu>,
-        caches: &mut [&mut KvCache],
-        (spec, shared): (&Attention, bool),
-    ) -> Result<Option<Attended>> {
-        let width = weights.q_norm.shape().cols;
-        let stride = if weights.gated { 2 * width } else { width };
-        let fits = |cache: &KvCache| {
-            let KvShape { heads, key_dim, value_dim, .. } = cache.shape;
-            let kv_fits = |[k, v]: &[Tensor; 2]| {
-                (k.shape().cols, v.shape().cols) == (heads * key_dim, heads * value_dim)
-                    && weights.key_value.as_ref().is_some_and(|own| own.heads == heads)
-            };
-            width == key_dim
-                && q.shape().cols == spec.heads * stride
-                && spec.heads.is_multiple_of(heads)
-                && (!weights.gated || value_dim == key_dim)
-                && batch.spans().first().is_some_and(|span| span.position == cache.len())
-                && weights.rope.rotary_dim() <= width
-                && kv.is_some_and(kv_fits)
-        };
-        match caches {
-            [cache] if fits(cache) => self.attention_step(q, kv, weights, batch, cache, (spec, shared)),
-            _ => Ok(None),
-        }
-    }
-
     /// The core of an attention layer for one token whose projections lie in one buffer: heads in one dispatch, then attention with its
-    /// gate. `None` where that is not so, or heads do not fit. Its positions may be shared, if who asks can put them together.
+    /// gate. `None` where heads do not fit. Its positions may be `split` among workgroups, if who asks can put them together.
     pub(crate) fn attention_step(
         &self,
         q: &Tensor,
-        kv: Option<&[Tensor; 2]>,
-        weights: &AttentionWeights<Gpu>,
+        Places { k_at, v_at }: Places,
+        w: &Attention<Gpu>,
         batch: &Batch<Gpu>,
         cache: &mut KvCache,
-        (spec, shared): (&Attention, bool),
+        split: bool,
     ) -> Result<Option<Attended>> {
-        let (AttentionWeights { q_norm, rope, eps, gated, .. }, [span]) = (weights, batch.spans()) else {
+        let (Attention { q_norm, key_values: Some(own), rope, gated, .. }, [span]) = (w, batch.spans())
+        else {
             return Ok(None);
         };
+        // One pass has one eps.
+        let (eps, scores) = (&q_norm.eps, w.scores());
+        if own.k_norm.eps != *eps {
+            return Ok(None);
+        }
         let KvShape { heads: key_heads, key_dim, value_dim, float, .. } = cache.shape;
-        let place = |x: &Tensor| q.buffer().distance_to(x.buffer()).map(|bytes| bytes as usize / 4);
-        let (Some([k, v]), Some(own)) = (kv, &weights.key_value) else { return Ok(None) };
-        let (Some(k_at), Some(v_at)) = (place(k), place(v)) else { return Ok(None) };
         let words = cache.words(key_dim).is_multiple_of(4) && cache.words(value_dim).is_multiple_of(4);
         if q.shape().rows != 1 || !words || !heads_fit([key_dim, value_dim]) {
             return Ok(None);
         }
         self.reserve(cache, 1)?;
-        let stride = q.shape().cols / spec.heads;
+        let stride = q.shape().cols / scores.heads;
         let (angles, first_angle) = self.angles_of(rope, batch)?;
         let heads = Projected { q, k_at, v_at, stride, angles: &angles, first_angle };
-        if let Some(attended) = self.attention_of_few(&heads, weights, span, cache, (spec, shared))? {
+        if let Some(attended) = self.attention_of_few(&heads, w, span, cache, split)? {
             return Ok(Some(attended));
         }
-        let turned = self.tensor(1, spec.heads * key_dim)?;
+        let turned = self.tensor(1, scores.heads * key_dim)?;
         let params = heads_step::Params {
-            heads: word(spec.heads),
+            heads: word(scores.heads),
             key_heads: word(key_heads),
             width: word(key_dim),
             stride: word(stride),
@@ -222,20 +198,20 @@ impl Gpu {
         };
         let bindings = heads_step::Bindings {
             x: q.buffer(),
-            q_norm: q_norm.buffer(),
-            k_norm: own.k_norm.buffer(),
+            q_norm: q_norm.w.buffer(),
+            k_norm: own.k_norm.w.buffer(),
             angles: &angles,
             q: turned.buffer(),
             keys: cache.keys(),
             values: cache.values().expect("values have a width"),
         };
         let consts = HeadChannels::choose(float, [key_dim, value_dim]);
-        let grid = [word(spec.heads + 2 * key_heads), 1, 1];
+        let grid = [word(scores.heads + 2 * key_heads), 1, 1];
         self.run(heads_step::call(consts, params, bindings), grid);
         cache.advance(1);
-        let y = self.tensor(1, spec.heads * value_dim)?;
+        let y = self.tensor(1, scores.heads * value_dim)?;
         let gate = gated.then_some(HeadGate { x: q, stride, offset: key_dim });
-        let queries = Queries { q: &turned, more: None, spec: *spec, value_width: value_dim, gate };
+        let queries = Queries { q: &turned, more: None, scores, value_width: value_dim, gate };
         self.attend(&queries, span, cache, &y)?;
         Ok(Some(Attended::Whole(y)))
     }
@@ -244,19 +220,18 @@ impl Gpu {
     fn attention_of_few(
         &self,
         heads: &Projected<'_>,
-        weights: &AttentionWeights<Gpu>,
+        w: &Attention<Gpu>,
         span: &Span,
         cache: &mut KvCache,
-        (spec, shared): (&Attention, bool),
+        split: bool,
     ) -> Result<Option<Attended>> {
-        let AttentionWeights { q_norm, key_value: Some(own), rope, eps, gated } = weights else {
-            return Ok(None);
-        };
+        let Attention { q_norm, key_values: Some(own), rope, gated, .. } = w else { return Ok(None) };
+        let (eps, scores) = (&q_norm.eps, w.scores());
         let Projected { q, k_at, v_at, stride, angles, first_angle } = *heads;
         let KvShape { heads: key_heads, key_dim, value_dim, float, .. } = cache.shape;
-        let begin = first_seen(spec.mask, span.position);
+        let begin = first_seen(scores.window, span.position);
         // They are put together eight values at a time, which must be of one head.
-        let shared = shared && value_dim.is_multiple_of(8);
+        let shared = split && value_dim.is_multiple_of(8);
         let profile = &self.device.profile;
         let consts = Heads::choose(profile, float, [key_dim, value_dim], shared);
         let few = span.position - begin < profile.few_positions;
@@ -267,7 +242,7 @@ impl Gpu {
         let split_len = positions.div_ceil(if shared { MOST_SPLITS } else { 1 }).next_multiple_of(chunk);
         let splits = positions.div_ceil(split_len);
         let params = attention_heads::Params {
-            heads: word(spec.heads),
+            heads: word(scores.heads),
             key_heads: word(key_heads),
             width: word(key_dim),
             stride: word(stride),
@@ -286,29 +261,29 @@ impl Gpu {
             norm_values: own.norm_values.into(),
             gated: (*gated).into(),
             eps: *eps,
-            scale: spec.scale,
-            soft_cap: spec.soft_cap.unwrap_or(0.0),
+            scale: scores.scale,
+            soft_cap: scores.soft_cap.unwrap_or(0.0),
             split_len: word(split_len),
         };
-        let cols = spec.heads * value_dim;
+        let cols = scores.heads * value_dim;
         let y = match shared {
             // A largest score and a sum for each.
             true => Tensor::new(
                 Shape { rows: 1, cols },
-                self.pool.take(4 * (MOST_SPLITS * (cols + 2 * spec.heads)) as u64)?,
+                self.pool.take(4 * (MOST_SPLITS * (cols + 2 * scores.heads)) as u64)?,
             ),
             false => self.tensor(1, cols)?,
         };
         let bindings = attention_heads::Bindings {
             x: q.buffer(),
-            q_norm: q_norm.buffer(),
-            k_norm: own.k_norm.buffer(),
+            q_norm: q_norm.w.buffer(),
+            k_norm: own.k_norm.w.buffer(),
             angles,
             keys: cache.keys(),
             values: cache.values().expect("values have a width"),
             y: y.buffer(),
         };
-        self.run(attention_heads::call(consts, params, bindings), [word(spec.heads), word(splits), 1]);
+        self.run(attention_heads::call(consts, params, bindings), [word(scores.heads), word(splits), 1]);
         cache.advance(1);
         Ok(Some(match shared {
             true => Attended::Splits(Splits { parts: y, count: splits, width: value_dim }),
@@ -320,31 +295,32 @@ impl Gpu {
     pub(crate) fn latent_heads(
         &self,
         [q, kv]: [&Tensor; 2],
-        weights: &LatentWeights<Gpu>,
+        w: &LatentAttention<Gpu>,
         batch: &Batch<Gpu>,
         span: &Span,
         cache: &mut KvCache,
-        spec: &LatentAttention,
     ) -> Result<Option<Tensor>> {
-        let (rank, pe, nope) = (weights.norm.shape().cols, weights.rope.rotary_dim(), weights.nope);
-        let MlaWeights { embed_q: embed, unembed_out: unembed } = &weights.mla;
+        let (norm, scores) = (&w.latent_norm, w.scores());
+        let (rank, pe, nope) = (norm.w.shape().cols, w.rope.rotary_dim(), w.nope);
+        let (embed, unembed) = (&w.embed_q, &w.unembed_out);
         let [words, value_words] = [rank + pe, rank].map(|width| cache.words(width));
         let profile = &self.device.profile;
         let consts = LatentHeads::choose(profile, embed.stack.format, cache.shape.float, [rank, pe]);
         let merged = MergedRows::choose(profile, unembed.stack.format, unembed.stack.eights());
         let (Some(consts), Some(merged)) = (consts, merged) else { return Ok(None) };
         let rounds = self.rounds(1, &embed.stack);
-        let simple = |m: &HeadMatrices| m.stack.parts.len() == 1 && !m.transposed && m.count == spec.heads;
+        let simple = |m: &HeadMatrices| m.stack.parts.len() == 1 && !m.transposed && m.count == scores.heads;
         let whole = [words, value_words, nope / 8, pe].iter().all(|n| n.is_multiple_of(4));
         let len = span.position + 1;
         let fits = simple(embed) && simple(unembed) && (embed.rows, unembed.stack.cols) == (rank, rank);
-        let few = spec.heads * len <= profile.few_latent_positions;
+        let few = scores.heads * len <= profile.few_latent_positions;
         if !rounds || !whole || nope > WIDEST_PLAIN || !fits || !few {
             return Ok(None);
         }
         self.reserve(cache, 1)?;
-        let (angles, first_angle) = self.angles_of(&weights.rope, batch)?;
-        let split_len = len.div_ceil(profile.latent_workgroups.div_ceil(spec.heads)).next_multiple_of(CHUNK);
+        let (angles, first_angle) = self.angles_of(&w.rope, batch)?;
+        let split_len =
+            len.div_ceil(profile.latent_workgroups.div_ceil(scores.heads)).next_multiple_of(CHUNK);
         let splits = len.div_ceil(split_len);
         let params = latent_heads::Params {
             weight: embed.stack.params(),
@@ -358,39 +334,39 @@ impl Gpu {
             slots: word(cache.slots()),
             position: word(span.position),
             first_angle: word(first_angle),
-            interleaved: weights.rope.interleaved().into(),
-            eps: weights.eps,
-            scale: spec.scale,
+            interleaved: w.rope.interleaved().into(),
+            eps: norm.eps,
+            scale: scores.scale,
             soft_cap: 0.0,
-            heads: word(spec.heads),
+            heads: word(scores.heads),
             split_len: word(split_len),
         };
-        let partial = self.pool.take(4 * (splits * spec.heads * (rank + 2)) as u64)?;
+        let partial = self.pool.take(4 * (splits * scores.heads * (rank + 2)) as u64)?;
         let part = &embed.stack.parts[0];
         let bindings = latent_heads::Bindings {
             codes: &part.codes,
             scales: &part.scales,
             q: q.buffer(),
             kv: kv.buffer(),
-            norm: weights.norm.buffer(),
+            norm: norm.w.buffer(),
             angles: &angles,
             keys: cache.keys(),
             partial: &partial,
         };
-        self.run(latent_heads::call(consts, params, bindings), [word(spec.heads), word(splits), 1]);
+        self.run(latent_heads::call(consts, params, bindings), [word(scores.heads), word(splits), 1]);
         cache.advance(1);
 
-        let (stack, y) = (&unembed.stack, self.tensor(1, spec.heads * unembed.rows)?);
+        let (stack, y) = (&unembed.stack, self.tensor(1, scores.heads * unembed.rows)?);
         let part = &stack.parts[0];
         let params = heads_merged::Params {
             weight: stack.params(),
             head_rows: word(unembed.rows),
-            heads: word(spec.heads),
+            heads: word(scores.heads),
             splits: word(splits),
         };
         let (codes, scales, partial) = (&part.codes, &part.scales, &partial);
         let bindings = heads_merged::Bindings { codes, scales, partial, y: y.buffer() };
-        let grid = [word(unembed.rows).div_ceil(merged.rows), word(spec.heads), 1];
+        let grid = [word(unembed.rows).div_ceil(merged.rows), word(scores.heads), 1];
         self.run(heads_merged::call(merged, params, bindings), grid);
         Ok(Some(y))
     }
@@ -400,16 +376,16 @@ impl Gpu {
     pub(crate) fn latent_step(
         &self,
         [q, kv]: [&Tensor; 2],
-        weights: &LatentWeights<Gpu>,
+        w: &LatentAttention<Gpu>,
         batch: &Batch<Gpu>,
         span: &Span,
         cache: &mut KvCache,
-        heads: usize,
     ) -> Result<[Tensor; 2]> {
-        let (rank, pe, nope) = (weights.norm.shape().cols, weights.rope.rotary_dim(), weights.nope);
+        let (norm, heads) = (&w.latent_norm, w.heads);
+        let (rank, pe, nope) = (norm.w.shape().cols, w.rope.rotary_dim(), w.nope);
         self.reserve(cache, 1)?;
         let parts = [self.tensor(1, heads * nope)?, self.tensor(1, heads * pe)?];
-        let (angles, first_angle) = self.angles_of(&weights.rope, batch)?;
+        let (angles, first_angle) = self.angles_of(&w.rope, batch)?;
         let params = latent_step::Params {
             heads: word(heads),
             nope: word(nope),
@@ -418,13 +394,13 @@ impl Gpu {
             key_words: word(cache.words(rank + pe)),
             slot: word(span.position % cache.slots()),
             first_angle: word(first_angle),
-            interleaved: weights.rope.interleaved().into(),
-            eps: weights.eps,
+            interleaved: w.rope.interleaved().into(),
+            eps: norm.eps,
         };
         let bindings = latent_step::Bindings {
             q: q.buffer(),
             kv: kv.buffer(),
-            norm: weights.norm.buffer(),
+            norm: norm.w.buffer(),
             angles: &angles,
             q_plain: parts[0].buffer(),
             q_turned: parts[1].buffer(),

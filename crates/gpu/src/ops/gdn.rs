@@ -1,6 +1,6 @@
 //! Gated DeltaNet.
 
-use ::backend::{Batch, GdnShape, GdnWeights, Handle, Result, Span};
+use ::backend::{Batch, GatedDelta, GdnShape, GdnVectors, Handle, Result, Span};
 
 use super::{folded, word};
 use crate::kernels::gdn::{
@@ -71,7 +71,7 @@ impl Gpu {
     fn by_token(
         &self,
         inputs: [&Tensor; 3],
-        raw: Option<&GdnWeights<Tensor>>,
+        raw: Option<&GdnVectors<Tensor>>,
         span: &Span,
         state: &Recurrent,
         y: &Tensor,
@@ -112,17 +112,17 @@ impl Gpu {
     /// A whole step of one token whose projections lie in one buffer; `None` where that is not so, or a head does not fit.
     pub(crate) fn gdn_step(
         &self,
-        [qkv, a, b]: [&Tensor; 3],
-        weights: &GdnWeights<Tensor>,
+        qkv: &Tensor,
+        [a_at, b_at]: [usize; 2],
+        w: &GatedDelta<Gpu>,
         state: &mut Recurrent,
     ) -> Result<Option<Tensor>> {
-        let GdnShape { key_heads, value_heads, key_dim, value_dim, kernel } = weights.shape;
-        let place = |x: &Tensor| qkv.buffer().distance_to(x.buffer()).map(|bytes| bytes as usize / 4);
-        let (Some(a_at), Some(b_at)) = (place(a), place(b)) else { return Ok(None) };
+        let (shape, weights) = (&w.shape, &w.vectors);
+        let GdnShape { key_heads, value_heads, key_dim, value_dim, kernel } = *shape;
         let Some(consts) = Step::choose(key_dim, kernel).filter(|_| qkv.shape().rows == 1) else {
             return Ok(None);
         };
-        let y = self.tensor(1, weights.shape.value_total())?;
+        let y = self.tensor(1, shape.value_total())?;
         let params = gdn_step::Params {
             key_heads: word(key_heads),
             value_heads: word(value_heads),
@@ -150,7 +150,7 @@ impl Gpu {
     pub(crate) fn gdn_of(
         &self,
         inputs: [&Tensor; 3],
-        raw: Option<&GdnWeights<Tensor>>,
+        raw: Option<&GdnVectors<Tensor>>,
         batch: &Batch<Self>,
         states: &mut [&mut Recurrent],
     ) -> Result<Tensor> {

@@ -1,28 +1,12 @@
 //! Norms: a workgroup per row.
 
-use ::backend::{Factor, Handle, Result, Shape};
+use ::backend::{Handle, Result, Shape};
 
 use super::{folded, word};
 use crate::kernels::norm::{
-    LongRowThreads, ResidualNorm, RowThreads, add_norm, combine_norm, combine_norm_add, gated_norm, norm_add,
-    rms_norm,
+    LongRowThreads, RowThreads, combine_norm, combine_norm_add, gated_norm, norm_add, rms_norm,
 };
-use crate::pool::Buffer;
 use crate::{Gpu, Tensor};
-
-/// The parameters of a norm of `shape` beside a residual, and the factor of each channel, if channels have their own.
-fn residual_norm<'a>(
-    Shape { rows, cols }: Shape,
-    eps: f32,
-    factor: &Factor<'a, Tensor>,
-) -> (ResidualNorm, Option<&'a Buffer>) {
-    let (factor_kind, scalar, factors) = match factor {
-        Factor::One => (0, 0.0, None),
-        Factor::Scalar(value) => (1, *value, None),
-        Factor::Channels(values) => (2, 0.0, Some(values.buffer())),
-    };
-    (ResidualNorm { width: word(cols), rows: word(rows), eps, factor_kind, scalar }, factors)
-}
 
 impl Gpu {
     fn row_threads(&self, width: usize, count: usize) -> RowThreads {
@@ -48,32 +32,17 @@ impl Gpu {
         Ok(y)
     }
 
-    pub(crate) fn add_norm_of(
-        &self,
-        [residual, x, weight]: [&Tensor; 3],
-        eps: f32,
-        factor: &Factor<'_, Tensor>,
-    ) -> Result<(Tensor, Tensor)> {
-        let Shape { rows, cols } = x.shape();
-        let (sums, y) = (self.tensor(rows, cols)?, self.tensor(rows, cols)?);
-        let (params, factors) = residual_norm(x.shape(), eps, factor);
-        let [residual, x, weight, sums_of] = [residual, x, weight, &sums].map(Tensor::buffer);
-        let bindings = add_norm::Bindings { residual, x, weight, factors, sums: sums_of, y: y.buffer() };
-        self.run(add_norm::call(self.row_threads(cols, rows), params, bindings), folded(rows));
-        Ok((sums, y))
-    }
-
     pub(crate) fn norm_add_of(
         &self,
         [residual, x, weight]: [&Tensor; 3],
         eps: f32,
-        factor: &Factor<'_, Tensor>,
+        factor: f32,
     ) -> Result<Tensor> {
         let Shape { rows, cols } = x.shape();
         let y = self.tensor(rows, cols)?;
-        let (params, factors) = residual_norm(x.shape(), eps, factor);
+        let params = norm_add::Params { width: word(cols), rows: word(rows), eps, factor };
         let [residual, x, weight] = [residual, x, weight].map(Tensor::buffer);
-        let bindings = norm_add::Bindings { residual, x, weight, factors, y: y.buffer() };
+        let bindings = norm_add::Bindings { residual, x, weight, y: y.buffer() };
         self.run(norm_add::call(self.row_threads(cols, rows), params, bindings), folded(rows));
         Ok(y)
     }

@@ -1,22 +1,21 @@
 //! Products with weights.
 
 use std::ops::Range;
-use std::sync::Arc;
 
-use ::backend::{Activation, Batch, Handle, Norm, Result, Shape};
+use ::backend::{Activation, Batch, Handle, HeadShape, Result, Shape};
 
-use super::rounded::{Besides, Digits, Prologue, digits_at};
+use super::rounded::{Besides, Digits, NormRef, Prologue, digits_at};
 use super::route::Routes;
 use super::{by_item, folded, word};
 use crate::kernels::attention_step::heads_turned;
 use crate::kernels::elementwise::weighted_sum;
 use crate::kernels::product::{
-    self as kernels, ExpertTiles, FormatOnly, GatedInput, HALVES, Linear, NORM_ROWS, ROWS, RowProduct,
-    THREADS, TileProduct, embed, expert_lists, expert_share, expert_tiles, experts_down, experts_tiled,
-    experts_up, halves, head_tiles, heads, matmul, matvec, norm_matvec, share, tile_rows,
+    self as kernels, ExpertTiles, FormatOnly, GatedInput, HALVES, NORM_ROWS, ROWS, RowProduct, THREADS,
+    TileProduct, embed, expert_lists, expert_share, expert_tiles, experts_down, experts_tiled, experts_up,
+    halves, head_tiles, heads, matmul, matvec, norm_matvec, share, tile_rows,
 };
 use crate::pool::Buffer;
-use crate::weights::{Experts, HeadMatrices, Matrix, Stack, UpStacks};
+use crate::weights::{Experts, HeadMatrices, Linear, Matrix, Stack, UpStacks};
 use crate::{Gpu, Tensor};
 
 impl Gpu {
@@ -93,8 +92,7 @@ impl Gpu {
         weight: &Matrix,
         residual: Option<&Tensor>,
     ) -> Result<Tensor> {
-        let rows = weight.first..weight.first + weight.rows;
-        self.product_with(input, &weight.stack, rows, weight.bias.as_ref(), residual)
+        self.product_with(input, &weight.stack, weight.rows_of_stack(), weight.bias.as_ref(), residual)
     }
 
     /// The product with rows `rows` of a stack.
@@ -120,7 +118,7 @@ impl Gpu {
             if here.is_empty() {
                 continue;
             }
-            let params = Linear {
+            let params = kernels::Linear {
                 weight: stack.params(),
                 rows: word(here.len()),
                 first: word(here.start - rows.start),
@@ -151,12 +149,8 @@ impl Gpu {
         Ok(y)
     }
 
-    /// `y_m[t] = W_m x[t]`, one token's products with neighbours in a stack in one go.
-    pub(crate) fn products<const N: usize>(
-        &self,
-        input: &Prologue<'_>,
-        weights: [&Matrix; N],
-    ) -> Result<[Tensor; N]> {
+    /// What several matrices make of one input.
+    pub(crate) fn products(&self, input: &Prologue<'_>, weights: &Linear) -> Result<Projections> {
         let (x, norm) = match input {
             Prologue::Plain(x) => (*x, None),
             Prologue::Norm(x, norm) => (*x, Some(norm)),
@@ -164,31 +158,32 @@ impl Gpu {
                 unreachable!("leads to one product")
             }
         };
-        let together = neighbours(weights).filter(|_| x.shape().rows == 1);
-        let [first, ..] = weights.as_slice() else { unreachable!("at least one matrix") };
+        let together = weights.rows_of_stack().filter(|_| x.shape().rows == 1);
+        let (stack, bias) = (weights.stack(), weights.only().bias.as_ref());
         if let Some(rows) = &together
-            && self.prepares(input, &first.stack)
+            && self.prepares(input, stack)
         {
-            let besides = Besides { bias: first.bias.as_ref(), ..Besides::default() };
-            let y = self.rounded_product(input, &first.stack, rows.clone(), &besides)?;
-            return Ok(parts_of(&y, weights));
+            let besides = Besides { bias, ..Besides::default() };
+            return Ok(Projections::of(
+                &self.rounded_product(input, stack, rows.clone(), &besides)?,
+                weights,
+            ));
         }
         let normed =
             norm.map(|norm| self.rms_norm_of(x, Some(norm.w), x.shape().cols, norm.eps)).transpose()?;
         let input = self.input(normed.as_ref().unwrap_or(x))?;
         if let Some(rows) = together {
-            let y = self.product_with(&input, &first.stack, rows, first.bias.as_ref(), None)?;
-            return Ok(parts_of(&y, weights));
+            return Ok(Projections::of(&self.product_with(&input, stack, rows, bias, None)?, weights));
         }
-        let mut products = Vec::with_capacity(N);
-        for w in weights {
-            products.push(self.product(&input, w, None)?);
-        }
-        products.try_into().map_err(|_| unreachable!("as many products as weights"))
+        let parts =
+            weights.matrices().iter().map(|w| self.product(&input, w, None)).collect::<Result<_>>()?;
+        Ok(Projections { parts, places: Vec::new() })
     }
 
-    pub(crate) fn head_product(&self, x: &Tensor, weights: &HeadMatrices, shape: Shape) -> Result<Tensor> {
+    pub(crate) fn head_product(&self, x: &Tensor, weights: &HeadMatrices) -> Result<Tensor> {
         let HeadMatrices { count, rows, stack, transposed } = weights;
+        let HeadShape { heads, matrix } = weights.shape();
+        let shape = Shape { rows: x.shape().rows, cols: heads * matrix.rows };
         let y = self.tensor(shape.rows, shape.cols)?;
         let items = shape.rows * count;
         let few = shape.rows <= self.device.profile.row_product_tokens;
@@ -224,7 +219,7 @@ impl Gpu {
     pub(crate) fn norm_product(
         &self,
         x: &Tensor,
-        norm: Norm<'_, Tensor>,
+        norm: NormRef<'_>,
         stack: &Stack,
         rows: Range<usize>,
         bias: Option<&Tensor>,
@@ -466,21 +461,23 @@ impl Gpu {
     }
 }
 
-/// The rows of a stack that some matrices are, if they are neighbours in one.
-pub(crate) fn neighbours<const N: usize>(weights: [&Matrix; N]) -> Option<Range<usize>> {
-    let (first, last) = (weights.first()?, weights.last()?);
-    let follow =
-        |pair: &[&Matrix]| Arc::ptr_eq(&pair[0].stack, &pair[1].stack) && pair[0].first < pair[1].first;
-    weights.windows(2).all(follow).then(|| first.first..last.first + last.rows)
+/// What several matrices have made of one input.
+pub(crate) struct Projections {
+    pub parts: Vec<Tensor>,
+    /// Where each begins behind the first, in values, where all are parts of one buffer.
+    pub places: Vec<usize>,
 }
 
-/// What of one token's product with neighbours is each one's.
-pub(crate) fn parts_of<const N: usize>(y: &Tensor, weights: [&Matrix; N]) -> [Tensor; N] {
-    let first = weights.first().map_or(0, |w| w.first);
-    weights.map(|w| {
-        let shape = Shape { rows: 1, cols: w.rows };
-        Tensor::new(shape, y.buffer().behind(4 * (w.first - first) as u64))
-    })
+impl Projections {
+    /// One token's product with neighbours in one stack.
+    pub fn of(y: &Tensor, weights: &Linear) -> Self {
+        let first = weights.only().first;
+        let places: Vec<usize> = weights.matrices().iter().map(|w| w.first - first).collect();
+        let part = |(w, at): (&Matrix, &usize)| {
+            Tensor::new(Shape { rows: 1, cols: w.rows }, y.buffer().behind(4 * *at as u64))
+        };
+        Self { parts: weights.matrices().iter().zip(&places).map(part).collect(), places }
+    }
 }
 
 /// Rows of inputs, and the same as halves for matrix units, where these multiply.

@@ -24,6 +24,14 @@ impl Rope {
     }
 }
 
+impl Handle for Rope {
+    type Shape = usize;
+
+    fn shape(&self) -> usize {
+        self.rotary_dim()
+    }
+}
+
 /// The rotary embeddings in use.
 #[derive(Default)]
 pub(crate) struct Ropes(Mutex<Vec<Weak<RopeSpec>>>);

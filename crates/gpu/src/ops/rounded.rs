@@ -3,11 +3,9 @@
 
 use std::ops::Range;
 
-use ::backend::{
-    Activation, Handle, LayerEnd, LayerStart, MoeWeights, Norm, Result, Routing, Shape, UnitWeights,
-};
+use ::backend::{Activation, Handle, Mlp, Moe, Norm, Result, Routing, Shape};
 
-use super::product::{neighbours, parts_of};
+use super::product::Projections;
 use super::{by_item, folded, word};
 use crate::kernel::Call;
 use crate::kernels::rounded::{
@@ -17,8 +15,54 @@ use crate::kernels::rounded::{
     rounded_norm_router, rounded_plain, rounded_splits, team,
 };
 use crate::pool::{ALIGNMENT, Buffer};
-use crate::weights::{Experts, Matrix, Part, SharedExpert, Stack, UpStacks};
+use crate::weights::{Experts, Linear, Part, SharedExpert, Stack, UpStacks};
 use crate::{Gpu, Tensor};
+
+/// A norm that a product begins with.
+#[derive(Clone, Copy)]
+pub(crate) struct NormRef<'a> {
+    pub w: &'a Tensor,
+    pub eps: f32,
+}
+
+impl<'a> NormRef<'a> {
+    pub fn of(norm: &'a Norm<Tensor>) -> Self {
+        Self { w: &norm.w, eps: norm.eps }
+    }
+}
+
+/// What a layer of experts beside a dense unit leaves: `h = (r + rms(rms(a) * wa + rms(b) * wb) * w) * factor`, not computed yet.
+pub struct LayerEnd {
+    pub(crate) r: Tensor,
+    /// The dense branch and the routed one.
+    pub(crate) branches: [Tensor; 2],
+    /// `wa`, `wb` and `w`.
+    pub(crate) norms: [Tensor; 3],
+    /// Of all norms.
+    pub(crate) eps: f32,
+    pub(crate) factor: f32,
+}
+
+/// The norms of a layer's end and the one behind it in the buffer that all of them lie in, and where each begins, in fours.
+pub(crate) struct EndNorms<'a> {
+    vectors: Buffer,
+    at: [u32; 4],
+    norm: NormRef<'a>,
+}
+
+impl<'a> EndNorms<'a> {
+    /// `None` where one binding does not reach them all.
+    fn of(end: &LayerEnd, norm: &'a Norm<Tensor>) -> Option<Self> {
+        let [wa, wb, w] = &end.norms;
+        let all = [wa, wb, w, &norm.w].map(Tensor::buffer);
+        let vectors = all[0].beginning();
+        let mut at = [0; 4];
+        for (at, buffer) in at.iter_mut().zip(all) {
+            *at = (vectors.distance_to(buffer)? / 16) as u32;
+        }
+        Some(Self { vectors, at, norm: NormRef::of(norm) })
+    }
+}
 
 /// What the input of a product is made of.
 #[derive(Clone, Copy)]
@@ -26,15 +70,15 @@ pub(crate) enum Prologue<'a> {
     /// It is there.
     Plain(&'a Tensor),
     /// `rms(x) * w`
-    Norm(&'a Tensor, Norm<'a, Tensor>),
+    Norm(&'a Tensor, NormRef<'a>),
     /// `rms(v) * w * silu(z)` over slices as wide as `w`.
-    GatedNorm([&'a Tensor; 2], Norm<'a, Tensor>),
+    GatedNorm([&'a Tensor; 2], NormRef<'a>),
     /// `rms(h) * w`, where `h = r + rms(x) * post`.
-    NormAdd { r: &'a Tensor, x: &'a Tensor, post: &'a Tensor, norm: Norm<'a, Tensor> },
+    NormAdd { r: &'a Tensor, x: &'a Tensor, post: &'a Tensor, norm: NormRef<'a> },
     /// Attention whose positions were shared.
     Splits(&'a Splits),
-    /// `rms(h) * w`, where `h` is what the layer in front leaves, and its norms and `w` are in a row.
-    End(&'a LayerEnd<'a, Tensor>, &'a Tensor),
+    /// `rms(h) * w`, where `h` is what the layer in front leaves.
+    End(&'a LayerEnd, &'a EndNorms<'a>),
 }
 
 /// What up to four workgroups for each head have of their positions' values, `[1, heads * width]` from each, and their largest scores and sums.
@@ -51,7 +95,7 @@ impl<'a> Prologue<'a> {
             Prologue::Plain(x) | Prologue::Norm(x, _) | Prologue::GatedNorm([x, _], _) => x,
             Prologue::NormAdd { x, .. } => x,
             Prologue::Splits(splits) => &splits.parts,
-            Prologue::End(end, _) => &end.halves[0],
+            Prologue::End(end, _) => &end.branches[0],
         }
     }
 }
@@ -117,7 +161,11 @@ impl<'a> Prologue<'a> {
             Prologue::Splits(splits) => {
                 Rounded { slice_width: word(splits.width), splits: word(splits.count), ..params }
             }
-            Prologue::End(end, _) => Rounded { eps: end.eps, factor: end.factor, h_at, ..params },
+            Prologue::End(end, norms) => {
+                let [dense_norm_at, routed_norm_at, post_norm_at, norm_at] = norms.at;
+                let params = Rounded { dense_norm_at, routed_norm_at, post_norm_at, norm_at, ..params };
+                Rounded { eps: end.eps, factor: end.factor, h_at, ..params }
+            }
         }
     }
 
@@ -126,6 +174,8 @@ impl<'a> Prologue<'a> {
         let Sides { part, bias, residual, digits, y } = *sides;
         let (codes, scales) = (&part.codes, &part.scales);
         let expert_norm = digits.map(|digits| digits.w.buffer());
+        let adds = !matches!(self, Prologue::NormAdd { .. } | Prologue::End(..));
+        debug_assert!(adds || (bias.is_none() && residual.is_none()), "what leaves h adds nothing");
         match *self {
             Prologue::Plain(x) => {
                 let x = x.buffer();
@@ -172,9 +222,9 @@ impl<'a> Prologue<'a> {
             }
             Prologue::End(end, norms) => {
                 use rounded_layer_end::{Bindings, call};
-                let [dense, routed] = end.halves.each_ref().map(Tensor::buffer);
-                let (stream, norms) = (end.r.buffer(), norms.buffer());
-                call(consts, params, Bindings { codes, scales, y, dense, routed, stream, norms })
+                let [dense, routed] = end.branches.each_ref().map(Tensor::buffer);
+                let (stream, vectors) = (end.r.buffer(), &norms.vectors);
+                call(consts, params, Bindings { codes, scales, y, dense, routed, stream, vectors })
             }
         }
     }
@@ -245,6 +295,10 @@ impl Gpu {
                 h_at: 0,
                 digits_at: word(digits_at(results)),
                 digit_bits: digits.map_or(0, |digits| digits.bits),
+                dense_norm_at: 0,
+                routed_norm_at: 0,
+                post_norm_at: 0,
+                norm_at: 0,
             };
             let sides = Sides { part, bias, residual, digits, y: y.buffer() };
             let call = input.call(plan.team, input.params(params, results), &sides);
@@ -254,83 +308,69 @@ impl Gpu {
         Ok(y)
     }
 
-    /// [`Backend::end_norm_matmuls`](::backend::Backend::end_norm_matmuls) of one token in a chain: every workgroup of the product makes `h` for itself. `None` where it
-    /// cannot, or shapes do not fit, which the parts refuse; and behind barriers, where that takes longer than a dispatch of its own.
-    pub(crate) fn end_products<const N: usize>(
+    /// What a layer of one token in a chain leaves, and what several matrices make of its norm: every workgroup of the product makes `h` for
+    /// itself. `None` where it cannot; and behind barriers, where that takes longer than a dispatch of its own.
+    pub(crate) fn end_products(
         &self,
-        end: &LayerEnd<'_, Tensor>,
-        weights: [&Matrix; N],
-    ) -> Result<Option<LayerStart<Tensor, N>>> {
-        let (Some(norms), Some(rows)) = (&end.norms.with_next, neighbours(weights)) else { return Ok(None) };
-        let stack = &weights[0].stack;
-        let (input, cols) = (Prologue::End(end, norms), stack.cols);
-        let fits =
-            [&end.r, &end.halves[0], &end.halves[1]].iter().all(|v| v.shape() == Shape { rows: 1, cols })
-                && norms.shape() == Shape { rows: 1, cols: 4 * cols };
-        let whole = stack.parts.len() == 1 && weights[0].bias.is_none();
-        if !(self.device.chains() && fits && whole && self.prepares(&input, stack)) {
+        end: &LayerEnd,
+        norm: &Norm<Tensor>,
+        weights: &Linear,
+    ) -> Result<Option<(Tensor, Projections)>> {
+        let (Some(norms), Some(rows)) = (EndNorms::of(end, norm), weights.rows_of_stack()) else {
+            return Ok(None);
+        };
+        let (stack, input) = (weights.stack(), Prologue::End(end, &norms));
+        let whole = stack.parts.len() == 1 && weights.only().bias.is_none() && norms.norm.eps == end.eps;
+        if !(self.device.chains() && whole && self.prepares(&input, stack)) {
             return Ok(None);
         }
         let y = self.rounded_product(&input, stack, rows, &Besides::default())?;
-        Ok(Some(LayerStart { h: behind(&y, cols), products: parts_of(&y, weights) }))
+        Ok(Some((behind(&y, stack.cols), Projections::of(&y, weights))))
     }
 
     /// `h = r + rms(x) * post`, and `act(Wgate z) * Wup z` for `z = rms(h) * w`, of one token; `None` where that is not one product.
     pub(crate) fn norm_add_gate_up_of(
         &self,
         input: &Prologue<'_>,
-        [gate, up]: [&Matrix; 2],
+        gate_up: &Linear,
         activation: Activation,
     ) -> Result<Option<(Tensor, Tensor)>> {
-        let Some(rows) = Self::gate_up_rows([gate, up]).filter(|_| self.prepares(input, &gate.stack)) else {
+        let stack = gate_up.stack();
+        let Some(rows) = gate_up.contiguous_rows().filter(|_| self.prepares(input, stack)) else {
             return Ok(None);
         };
         let besides = Besides { glu: Some(activation), ..Besides::default() };
-        let y = self.rounded_product(input, &gate.stack, rows, &besides)?;
-        Ok(Some((behind(&y, gate.stack.cols), y)))
+        let y = self.rounded_product(input, stack, rows, &besides)?;
+        Ok(Some((behind(&y, stack.cols), y)))
     }
 
-    /// [`Backend::norm_add_unit_moe`](::backend::Backend::norm_add_unit_moe) of one token in a chain, where the router makes `h` for itself, so that it waits for no product
-    /// of the unit. `None` where it cannot, or shapes do not fit, which the parts refuse; and behind barriers, where nothing is won by it.
+    /// `h = r + rms(x) * post`, what a gated unit makes of it and what experts do, of one token in a chain, where the router makes `h` for
+    /// itself, so that it waits for no product of the unit. `None` where it cannot; and behind barriers, where nothing is won by it.
     pub(crate) fn unit_beside_moe(
         &self,
         r: &Tensor,
         [x, post]: [&Tensor; 2],
-        (norm, unit): (Norm<'_, Tensor>, &UnitWeights<Self>),
-        (moe_norm, weights): (Norm<'_, Tensor>, &MoeWeights<Self>),
+        unit: &Mlp<Gpu>,
+        w: &Moe<Gpu>,
     ) -> Result<Option<[Tensor; 3]>> {
-        let MoeWeights { router, router_norm, shared_gate, routing, experts, .. } = weights;
-        let own = Norm { w: router_norm.as_ref().unwrap_or(moe_norm.w), eps: moe_norm.eps };
+        let (stack, experts) = (w.router.stack(), &w.experts);
+        let norm = NormRef::of(&unit.norm);
+        let own = NormRef::of(w.router_norm.as_ref().unwrap_or(&w.norm));
         let [dense, routed] = [norm, own].map(|norm| Prologue::NormAdd { r, x, post, norm });
-        let cols = x.shape().cols;
-        let vectors = [r, post, norm.w, own.w, moe_norm.w];
-        let fits = vectors.iter().all(|v| v.shape() == Shape { rows: 1, cols })
-            && [&unit.gate_up[0], &unit.gate_up[1], router].iter().all(|m| m.stack.cols == cols)
-            && [experts.hidden, unit.down.rows] == [cols; 2]
-            && unit.down.stack.cols == unit.gate_up[0].rows
-            && router.rows == experts.count;
-        let alone = shared_gate.is_none() && router.bias.is_none() && router.stack.parts.len() == 1;
-        let possible = self.device.chains() && fits && alone;
-        if !(possible && self.prepares(&routed, &router.stack) && self.steps_experts(experts, routing)) {
+        let alone = w.router.len() == 1 && w.router.only().bias.is_none() && stack.parts.len() == 1;
+        let possible = self.device.chains() && alone && own.eps == norm.eps;
+        if !(possible && self.prepares(&routed, stack) && self.steps_experts(experts, &w.routing)) {
             return Ok(None);
         }
-        let Some((h, hidden)) = self.norm_add_gate_up_of(&dense, unit.gate_up.each_ref(), unit.activation)?
-        else {
+        let Some((h, hidden)) = self.norm_add_gate_up_of(&dense, &unit.gate_up, unit.activation)? else {
             return Ok(None);
         };
-        let besides = Besides { digits: Some(Self::digits_for(experts, moe_norm.w)), ..Besides::default() };
-        let rows = router.first..router.first + router.rows;
-        let logits = self.rounded_product(&routed, &router.stack, rows, &besides)?;
-        let dense = self.product(&self.input(&hidden)?, &unit.down, None)?;
-        let up = self.experts_step_up(&logits, weights)?;
+        let besides = Besides { digits: Some(Self::digits_for(experts, &w.norm.w)), ..Besides::default() };
+        let logits = self.rounded_product(&routed, stack, w.router.only().rows_of_stack(), &besides)?;
+        let dense = self.product(&self.input(&hidden)?, unit.down.only(), None)?;
+        let up = self.experts_step_up(&logits, w)?;
         let routed = self.experts_step_down(&up, experts, None)?;
         Ok(Some([h, dense, routed]))
-    }
-
-    /// Rows of a gate and its up that are one product; filled up, the first half would be longer than the second.
-    pub(crate) fn gate_up_rows([gate, up]: [&Matrix; 2]) -> Option<Range<usize>> {
-        let whole = |rows: &Range<usize>| rows.len() == 2 * gate.rows && gate.stack.parts.len() == 1;
-        neighbours([gate, up]).filter(whole)
     }
 
     /// Room for the results of a router and, behind them, digits of so many inputs.
@@ -355,7 +395,7 @@ impl Gpu {
             && top_k < MOST_CHOSEN
             && matches!(&weights.up, UpStacks::Alternating(up) if whole(up))
             && whole(&weights.down)
-            && !matches!(weights.shared, SharedExpert::Apart(_))
+            && !matches!(weights.shared, SharedExpert::Apart { .. })
             && weights.slots.is_none()
     }
 
@@ -367,8 +407,8 @@ impl Gpu {
 
     /// What the experts of one token have before their last product, from its logits `[1, experts]`, or `[1, experts + 1]` with that of the
     /// shared expert's weight, and the [digits](Digits) of their input behind them.
-    pub(crate) fn experts_step_up(&self, logits: &Tensor, weights: &MoeWeights<Gpu>) -> Result<StepHidden> {
-        let MoeWeights { routing, experts: weights, activation, .. } = weights;
+    pub(crate) fn experts_step_up(&self, logits: &Tensor, w: &Moe<Gpu>) -> Result<StepHidden> {
+        let Moe { routing, experts: weights, activation, .. } = w;
         let UpStacks::Alternating(up) = &weights.up else { unreachable!("asked before") };
         let (kind, top_k, renormalise, scaling) = match routing {
             Routing::Softmax { top_k, renormalise } => (0, *top_k, *renormalise, 1.0),

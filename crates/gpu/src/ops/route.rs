@@ -1,6 +1,6 @@
 //! Routing: a workgroup per token.
 
-use ::backend::{GroupedSigmoid, Handle, Result, Shape};
+use ::backend::{GroupedSigmoid, Handle, Result, RoutedShape, Routing, Shape};
 
 use super::{folded, word};
 use crate::kernels::route::{route_grouped, route_softmax};
@@ -33,8 +33,25 @@ impl Gpu {
         Ok(routes)
     }
 
-    /// Logits are those of the experts and, with a `shared` one that is weighted, its own.
-    pub(crate) fn route_by_softmax(
+    /// Routes by logits of the experts and, with a `shared` one that is weighted, its own.
+    pub(crate) fn route_of(
+        &self,
+        logits: &Tensor,
+        routing: &Routing<Tensor>,
+        shared: Option<Shared>,
+    ) -> Result<Routes> {
+        match routing {
+            Routing::Softmax { top_k, renormalise } => {
+                self.route_by_softmax(logits, (*top_k, *renormalise), None, shared)
+            }
+            Routing::SoftmaxScaled { top_k, scale } => {
+                self.route_by_softmax(logits, (*top_k, true), Some(scale), shared)
+            }
+            Routing::GroupedSigmoid { spec, bias } => self.route_by_groups(logits, bias, spec, shared),
+        }
+    }
+
+    fn route_by_softmax(
         &self,
         logits: &Tensor,
         (top_k, renormalise): (usize, bool),
@@ -63,7 +80,7 @@ impl Gpu {
         Ok(routes)
     }
 
-    pub(crate) fn route_by_groups(
+    fn route_by_groups(
         &self,
         logits: &Tensor,
         bias: &Tensor,
@@ -95,6 +112,14 @@ impl Gpu {
         };
         self.run(route_grouped::call(params, bindings), folded(rows));
         Ok(routes)
+    }
+}
+
+impl Handle for Routes {
+    type Shape = RoutedShape;
+
+    fn shape(&self) -> RoutedShape {
+        RoutedShape { tokens: self.tokens, experts: self.experts }
     }
 }
 

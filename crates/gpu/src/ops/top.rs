@@ -29,7 +29,7 @@ impl Gpu {
         let DeviceProfile { values_per_pass, most_largest, .. } = self.device.profile;
         let few = k > 1 && rows * cols <= values_per_pass * k;
         if few || k > most_largest || k == 0 || rows == 0 {
-            let values = ::backend::Backend::read(self, x)?;
+            let values = ::backend::Ops::read(self, x)?;
             return Ok(values.chunks_exact(cols.max(1)).map(|row| largest(row, k)).collect());
         }
         let ids = self.pool.take(4 * (rows * k) as u64)?;

@@ -24,7 +24,7 @@ struct Params {
     // Positions the sequence has.
     len: u32,
     // 0 all, 1 causal, else one more than the window.
-    mask: u32,
+    window: u32,
     scale: f32,
     // 0 for none.
     soft_cap: f32,

@@ -29,6 +29,11 @@ struct Params {
     // Where digits begin in y, and bits of the weights they are for.
     digits_at: u32,
     digit_bits: u32,
+    // Where the norms of a layer's end and the next one's begin in `vectors`, in fours.
+    dense_norm_at: u32,
+    routed_norm_at: u32,
+    post_norm_at: u32,
+    norm_at: u32,
 }
 @group(1) @binding(0) var<uniform> params: Params;
 

@@ -1,5 +1,16 @@
 // y = (residual + rms(x) * weight) * factor. One row per workgroup.
-@group(0) @binding(4) var<storage, read_write> y: array<f32>;
+struct Params {
+    width: u32,
+    rows: u32,
+    eps: f32,
+    factor: f32,
+}
+@group(1) @binding(0) var<uniform> params: Params;
+
+@group(0) @binding(0) var<storage, read> residual: array<f32>;
+@group(0) @binding(1) var<storage, read> x: array<f32>;
+@group(0) @binding(2) var<storage, read> weight: array<f32>;
+@group(0) @binding(3) var<storage, read_write> y: array<f32>;
 
 @compute @workgroup_size(THREADS)
 fn main(place: Place) {
@@ -25,10 +36,10 @@ fn main(place: Place) {
     for (var i = 0u; i < HELD; i++) {
         let c = i * THREADS + place.thread;
         if c < params.width {
-            y[start + c] = with_factor(held[i].y + held[i].x * inverse * held[i].z, c);
+            y[start + c] = (held[i].y + held[i].x * inverse * held[i].z) * params.factor;
         }
     }
     for (var c = HELD * THREADS + place.thread; c < params.width; c += THREADS) {
-        y[start + c] = with_factor(residual[start + c] + x[start + c] * inverse * weight[c], c);
+        y[start + c] = (residual[start + c] + x[start + c] * inverse * weight[c]) * params.factor;
     }
 }

@@ -49,7 +49,7 @@ fn read_moe(fields: Fields<'_>) -> Result<Option<MoeSpec>> {
         }
     }
     let width = fields.size("moe_intermediate_size")?;
-    // Defaults are mlx-lm's; transformers has those of the published models: 8 experts from 4 of 8
+    // Defaults are mlx-lm's. transformers has those of the published models: 8 experts from 4 of 8
     // groups, a scale of 2.5, one shared expert, three dense layers.
     let top_k = match fields.get("num_experts_per_tok") {
         Some(_) => read_top_k(fields, "num_experts_per_tok", experts)?,

@@ -28,8 +28,8 @@ macro_rules! preset {
 use preset;
 
 /// The experts a Qwen config declares, if any: `shared` when each layer has a shared one; `number`
-/// and `renormalise` are the family's defaults. transformers 5 writes `num_local_experts` for
-/// Qwen3-MoE.
+/// and `renormalise` are the family's defaults, and without a `number` the config must name one.
+/// transformers 5 writes `num_local_experts` for Qwen3-MoE.
 fn read_qwen_moe(
     fields: Fields<'_>,
     shared: bool,

@@ -22,8 +22,8 @@ pub const MOE: Family = Family {
 pub const DENSE: Family = Family { types: &["qwen3"], read: |fields, _| read(fields, false), ..MOE };
 
 fn read(fields: Fields<'_>, experts: bool) -> Result<Spec> {
-    // mlx-lm requires what has no default here. The head's width is transformers' default for the
-    // dense models, which mlx-lm requires too.
+    // mlx-lm has no defaults for these families. Those of transformers are taken for what the shapes of
+    // the weights confirm: the width of a head.
     let head_dim = (!experts).then_some(128);
     let defaults = AttentionDefaults { kv_heads: None, head_dim, theta: None, rotated_share: 1.0 };
     let attention = AttentionSpec::read(fields, &defaults)?;

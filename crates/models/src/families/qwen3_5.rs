@@ -68,10 +68,11 @@ fn norm_offset(checkpoint: &Checkpoint) -> f32 {
     }
 }
 
-/// Qwen3-Next's are transformers', because mlx-lm requires these fields; Qwen3.5's are mlx-lm's.
-/// transformers has heads of 256, 4 or 2 of them, and 1e4.
+/// Qwen3-Next's are transformers', because mlx-lm requires these fields. The base must be named, as the
+/// weights would not show that it is wrong.
 const NEXT_DEFAULTS: AttentionDefaults =
     AttentionDefaults { kv_heads: Some(2), head_dim: Some(256), theta: None, rotated_share: 0.25 };
+/// Qwen3.5's are mlx-lm's. transformers has heads of 256, 4 key-value heads (2 with experts), and 1e4.
 const DEFAULTS: AttentionDefaults =
     AttentionDefaults { kv_heads: Some(8), head_dim: None, theta: Some(1e5), rotated_share: 0.25 };
 

@@ -1,53 +1,41 @@
-//! Grouped-query attention with normalised queries and keys, rotary positions, and an optional output gate.
+//! Loading grouped-query attention.
 
-use backend::{Attention as Spec, AttentionWeights, Backend, Batch, KeyValueNorms, Mask, Norm};
+use backend::{Attention, Backend, KeyValues, Norm, Residual};
 
 use crate::Result;
 use crate::loader::Loader;
 use crate::spec::AttentionSpec;
 
-/// One attention layer.
-pub(crate) struct Attention<B: Backend> {
-    config: AttentionSpec,
-    /// Queries, keys, values.
-    projections: [B::Matrix; 3],
-    core: AttentionWeights<B>,
-    o_proj: B::Matrix,
-}
-
-impl<B: Backend> Attention<B> {
-    pub fn load(loader: &Loader<'_, B>, spec: &AttentionSpec, eps: f32) -> Result<Self> {
-        Ok(Self {
-            projections: loader.matrices(["q_proj", "k_proj", "v_proj"])?,
-            o_proj: loader.matrix("o_proj")?,
-            core: AttentionWeights {
-                q_norm: loader.vector("q_norm")?,
-                key_value: Some(KeyValueNorms {
-                    heads: spec.kv_heads,
-                    k_norm: loader.vector("k_norm")?,
-                    norm_values: false,
-                }),
-                rope: loader.backend.rope_table(&spec.rope)?,
-                eps,
-                gated: spec.gated,
-            },
-            config: spec.clone(),
-        })
-    }
-
-    /// `h [n, d]` to `h + f(norm(h))`.
-    pub fn forward(
-        &self,
-        b: &B,
-        h: B::Tensor,
-        norm: Norm<'_, B::Tensor>,
-        batch: &Batch<B>,
-        mut caches: Vec<&mut B::KvCache>,
-    ) -> Result<B::Tensor> {
-        let AttentionSpec { heads, head_dim, .. } = self.config;
-        let [q, k, v] = b.norm_matmuls(&h, norm, self.projections.each_ref())?;
-        let spec = Spec { heads, scale: (head_dim as f32).powf(-0.5), mask: Mask::Causal, soft_cap: None };
-        let out = (&self.o_proj, Some(h));
-        Ok(b.self_attention_out((q, Some([k, v])), &self.core, batch, &mut caches, &spec, out)?)
-    }
+/// The block at `loader`, behind `norm`.
+pub(super) fn load<B: Backend>(
+    loader: &Loader<'_, B>,
+    spec: &AttentionSpec,
+    norm: Norm<B::Tensor>,
+    residual: Residual<B::Tensor>,
+) -> Result<Attention<B>> {
+    let eps = norm.eps;
+    let own = spec.reads_cache_of.is_none();
+    let names: &[&str] = match (own, spec.k_is_v) {
+        (false, _) => &["q_proj"],
+        (true, true) => &["q_proj", "k_proj"],
+        (true, false) => &["q_proj", "k_proj", "v_proj"],
+    };
+    let key_values = || {
+        let (heads, norm_values) = (spec.kv_heads, spec.v_norm);
+        Ok::<_, crate::Error>(KeyValues { heads, k_norm: loader.norm("k_norm", eps)?, norm_values })
+    };
+    Ok(Attention {
+        norm,
+        projections: loader.linear(names)?,
+        q_norm: loader.norm("q_norm", eps)?,
+        key_values: own.then(key_values).transpose()?,
+        rope: loader.backend.rope_table(&spec.rope)?,
+        out: loader.linear(&["o_proj"])?,
+        residual,
+        heads: spec.heads,
+        gated: spec.gated,
+        scale: spec.scale,
+        window: spec.window,
+        soft_cap: None,
+    })
 }

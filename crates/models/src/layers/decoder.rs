@@ -1,86 +1,25 @@
-//! The frame the Qwen and DeepSeek families share: embedding, pre-normed residual layers, final norm, head.
+//! A whole decoder: embedding, layers, final norm, head.
 
-use backend::{Backend, Batch, Norm};
+use backend::{Backend, Batch, Checked, Head, Norm};
 
-use super::drafter::{Drafter, Drafts};
-use super::{Attention, FeedForward, GatedDelta, LatentAttention};
+use super::{Drafter, Layer, LayerInputs};
 use crate::Result;
 use crate::loader::Loader;
-use crate::model::Network;
-use crate::spec::{LayerSpec, Mixer as MixerSpec, Spec};
-use crate::state::{self, State};
+use crate::spec::Spec;
+use crate::state::State;
 
-/// How a layer mixes tokens.
-pub(crate) enum Mixer<B: Backend> {
-    Attention(Attention<B>),
-    GatedDelta(GatedDelta<B>),
-    Latent(LatentAttention<B>),
-}
-
-/// One residual layer: `h += mixer(norm(h)); h += feed_forward(norm(h))`.
-pub(crate) struct Layer<B: Backend> {
-    input_norm: B::Tensor,
-    mixer: Mixer<B>,
-    post_norm: B::Tensor,
-    feed_forward: FeedForward<B>,
-}
-
-impl<B: Backend> Layer<B> {
-    /// `loader` is the layer's place in the tree.
-    pub fn load(loader: &Loader<'_, B>, spec: &LayerSpec, eps: f32) -> Result<Self> {
-        let mixer = |spec: &MixerSpec| {
-            Ok::<_, crate::Error>(match spec {
-                MixerSpec::Attention(spec) => {
-                    Mixer::Attention(Attention::load(&loader.at("self_attn"), spec, eps)?)
-                }
-                MixerSpec::Latent(spec) => {
-                    Mixer::Latent(LatentAttention::load(&loader.at("self_attn"), spec)?)
-                }
-                MixerSpec::GatedDelta(spec) => {
-                    Mixer::GatedDelta(GatedDelta::load(&loader.at("linear_attn"), spec)?)
-                }
-            })
-        };
-        Ok(Self {
-            input_norm: loader.vector(spec.norms.before_mixer)?,
-            mixer: mixer(&spec.mixer)?,
-            post_norm: loader.vector(spec.norms.before_feed)?,
-            feed_forward: FeedForward::load(loader, &spec.feed)?,
-        })
-    }
-
-    /// The first half; the layer's caches are number `i` of the states.
-    pub fn mix(
-        &self,
-        b: &B,
-        eps: f32,
-        h: B::Tensor,
-        batch: &Batch<B>,
-        states: &mut [&mut State<B>],
-        i: usize,
-    ) -> Result<B::Tensor> {
-        let norm = Norm { w: &self.input_norm, eps };
-        match &self.mixer {
-            Mixer::Attention(attention) => attention.forward(b, h, norm, batch, state::caches(states, i)),
-            Mixer::Latent(attention) => attention.forward(b, h, norm, batch, state::caches(states, i)),
-            Mixer::GatedDelta(delta) => delta.forward(b, h, norm, batch, state::recurrent(states, i)),
-        }
-    }
-
-    /// The second half.
-    pub fn feed(&self, b: &B, eps: f32, h: B::Tensor) -> Result<B::Tensor> {
-        self.feed_forward.forward(b, h, Norm { w: &self.post_norm, eps })
-    }
-}
-
-/// A whole decoder.
+/// A decoder with its weights.
 pub(crate) struct Decoder<B: Backend> {
-    eps: f32,
-    embed_tokens: B::Matrix,
+    embed_tokens: B::Linear,
+    embed_scale: f32,
+    layer_inputs: Option<LayerInputs<B>>,
     layers: Vec<Layer<B>>,
-    norm: B::Tensor,
+    /// For each layer, which of a sequence's states it uses.
+    state_of: Vec<usize>,
+    norm: Norm<B::Tensor>,
     /// Absent when the embedding table is the head.
-    lm_head: Option<B::Matrix>,
+    lm_head: Option<B::Linear>,
+    soft_cap: Option<f32>,
     drafter: Option<Drafter<B>>,
 }
 
@@ -88,45 +27,68 @@ impl<B: Backend> Decoder<B> {
     /// `root` is where `model` and `lm_head` are found.
     pub fn load(root: &Loader<'_, B>, spec: &Spec) -> Result<Self> {
         let model = root.at("model");
-        let layer = |(i, layer)| Layer::load(&model.at("layers").at(i), layer, spec.eps);
+        let inputs = spec.layer_inputs;
+        let layer = |(i, layer)| Layer::load(&model.at("layers").at(i), layer, spec.eps, inputs.is_some());
         Ok(Self {
-            eps: spec.eps,
+            layer_inputs: inputs.map(|inputs| LayerInputs::load(&model, spec, inputs.width)).transpose()?,
             layers: spec.layers.iter().enumerate().map(layer).collect::<Result<_>>()?,
-            embed_tokens: model.matrix("embed_tokens")?,
-            norm: model.vector("norm")?,
-            lm_head: if spec.tied { None } else { Some(root.matrix("lm_head")?) },
+            state_of: spec.states(),
+            embed_tokens: model.linear(&["embed_tokens"])?,
+            embed_scale: spec.embed_scale,
+            norm: model.norm("norm", spec.eps)?,
+            lm_head: if spec.tied { None } else { Some(root.linear(&["lm_head"])?) },
+            soft_cap: spec.soft_cap,
             drafter: spec.drafter.as_ref().map(|head| Drafter::load(root, head, spec.eps)).transpose()?,
         })
     }
 
-    fn head(&self) -> &B::Matrix {
+    /// Hidden states of a batch before the final norm; one state per span.
+    pub fn forward(
+        &self,
+        b: &Checked<'_, B>,
+        batch: &Batch<B>,
+        states: &mut [&mut State<B>],
+    ) -> Result<B::Tensor> {
+        let h = b.embed(&self.embed_tokens, batch, self.embed_scale)?;
+        let inputs = self.layer_inputs.as_ref();
+        let inputs =
+            inputs.map(|own| Ok::<_, crate::Error>((own, own.forward(b, &h, batch)?))).transpose()?;
+        let mut h = b.hidden(h);
+        for (i, layer) in self.layers.iter().enumerate() {
+            h = layer.mix(b, h, batch, states, self.state_of[i])?;
+            let input = inputs.as_ref().map(|(own, all)| own.of_layer(b, all, i)).transpose()?;
+            h = layer.feed(b, h, input)?;
+        }
+        Ok(b.tensor(h)?)
+    }
+
+    /// Logits of hidden states.
+    pub fn logits(&self, b: &Checked<'_, B>, hidden: &B::Tensor) -> Result<B::Tensor> {
+        let head = Head { norm: &self.norm, linear: self.head(), soft_cap: self.soft_cap };
+        Ok(b.logits(hidden, &head)?)
+    }
+
+    fn head(&self) -> &B::Linear {
         self.lm_head.as_ref().unwrap_or(&self.embed_tokens)
     }
-}
 
-impl<B: Backend> Network<B> for Decoder<B> {
-    fn forward(&self, b: &B, batch: &Batch<B>, states: &mut [&mut State<B>]) -> Result<B::Tensor> {
-        let mut h = b.embed(&self.embed_tokens, batch, 1.0)?;
-        for (i, layer) in self.layers.iter().enumerate() {
-            if let FeedForward::Sparse(moe) = &layer.feed_forward {
-                // What the mixer adds seldom changes the first choices.
-                b.expect_moe(&h, Norm { w: &layer.post_norm, eps: self.eps }, moe)?;
-            }
-            h = layer.mix(b, self.eps, h, batch, states, i)?;
-            h = layer.feed(b, self.eps, h)?;
-        }
-        Ok(h)
+    /// The head that drafts, where there is one.
+    pub fn drafter(&self) -> Option<&Drafter<B>> {
+        self.drafter.as_ref()
     }
 
-    fn logits(&self, b: &B, hidden: &B::Tensor) -> Result<B::Tensor> {
-        let norm = Norm { w: &self.norm, eps: self.eps };
-        let [logits] = b.norm_matmuls(hidden, norm, [self.head()])?;
-        Ok(logits)
+    /// What the drafting head takes of the hidden states.
+    pub fn drafter_input(&self, b: &Checked<'_, B>, hidden: &B::Tensor) -> Result<B::Tensor> {
+        Ok(b.rms_norm(hidden, Some(&self.norm.w), self.norm.eps)?)
     }
 
-    fn drafts(&self) -> Option<Drafts<'_, B>> {
-        let Self { embed_tokens, norm, eps, .. } = self;
-        let drafter = self.drafter.as_ref()?;
-        Some(Drafts { drafter, embed_tokens, norm, lm_head: self.head(), eps: *eps })
+    /// Embeddings of a batch's tokens, as the drafting head takes them.
+    pub fn embed(&self, b: &Checked<'_, B>, batch: &Batch<B>) -> Result<B::Tensor> {
+        Ok(b.embed(&self.embed_tokens, batch, 1.0)?)
+    }
+
+    /// Logits of what the drafting head puts out: the model's own head, whose norm it has applied.
+    pub fn draft_logits(&self, b: &Checked<'_, B>, output: &B::Tensor) -> Result<B::Tensor> {
+        Ok(b.matmul(output, self.head())?)
     }
 }

@@ -1,4 +1,4 @@
-//! Layers that several families are made of.
+//! From specs and weights to the backend's blocks, and the decoder that runs them.
 
 mod attention;
 mod decoder;
@@ -6,10 +6,10 @@ mod drafter;
 mod feed_forward;
 mod gated_delta;
 mod latent_attention;
+mod layer;
+mod layer_inputs;
 
-pub(crate) use attention::Attention;
-pub(crate) use decoder::{Decoder, Layer};
-pub(crate) use drafter::Drafts;
-pub(crate) use feed_forward::{FeedForward, Mlp, load_moe};
-pub(crate) use gated_delta::GatedDelta;
-pub(crate) use latent_attention::LatentAttention;
+pub(crate) use decoder::Decoder;
+pub(crate) use drafter::Drafter;
+pub(crate) use layer::Layer;
+pub(crate) use layer_inputs::{LayerInput, LayerInputs};

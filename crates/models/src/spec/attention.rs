@@ -10,12 +10,9 @@ use crate::words::counted;
 
 /// Shape of an attention layer.
 #[derive(Clone, PartialEq, Debug)]
-pub struct AttentionSpec {
-    /// Query heads.
+pub(crate) struct AttentionSpec {
     pub heads: usize,
-    /// Heads of keys, and of values.
     pub kv_heads: usize,
-    /// Width of a head.
     pub head_dim: usize,
     /// Whether `q_proj` yields `[query | gate]` per head.
     pub gated: bool,
@@ -29,7 +26,6 @@ pub struct AttentionSpec {
     pub reads_cache_of: Option<usize>,
     /// Factor on `q . k`.
     pub scale: f32,
-    /// The rotation of queries and keys.
     pub rope: RopeSpec,
 }
 
@@ -48,7 +44,7 @@ pub(crate) struct AttentionDefaults {
 impl AttentionSpec {
     /// Plain attention: heads and rotary positions. `rope_theta` and the rotated share stand at the
     /// top or inside `rope_parameters`.
-    pub(crate) fn read(fields: Fields<'_>, defaults: &AttentionDefaults) -> Result<Self> {
+    pub fn read(fields: Fields<'_>, defaults: &AttentionDefaults) -> Result<Self> {
         let heads = fields.size("num_attention_heads")?;
         let kv_heads = fields.size_or("num_key_value_heads", defaults.kv_heads.unwrap_or(heads))?;
         divisible("num_attention_heads", heads, "num_key_value_heads", kv_heads)?;

@@ -9,38 +9,26 @@ use crate::words::counted;
 
 /// What follows the mixer in a layer.
 #[derive(Clone, PartialEq, Debug)]
-pub enum FeedForward {
-    /// A gated unit.
+pub(crate) enum FeedForward {
     Mlp(MlpSpec),
-    /// Routed experts.
     Moe(MoeSpec),
 }
 
 /// `down(act(gate x) * up x)`, at `mlp`.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct MlpSpec {
-    /// Channels inside.
+pub(crate) struct MlpSpec {
     pub width: usize,
-    /// Of the gate.
     pub activation: Activation,
 }
 
 /// How experts are chosen.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub enum RoutingSpec {
-    /// The largest of a softmax.
-    Softmax {
-        /// Experts per token.
-        top_k: usize,
-        /// Whether the weights of the chosen experts are made to sum 1.
-        renormalise: bool,
-    },
+pub(crate) enum RoutingSpec {
+    /// The largest of a softmax; `renormalise`: the weights of the chosen experts are made to sum 1.
+    Softmax { top_k: usize, renormalise: bool },
     /// The same, renormalised, of a normalised and scaled input, then a learned factor for each
     /// expert.
-    SoftmaxScaled {
-        /// Experts per token.
-        top_k: usize,
-    },
+    SoftmaxScaled { top_k: usize },
     /// Biased sigmoids in groups.
     GroupedSigmoid(GroupedSigmoid),
 }
@@ -57,7 +45,7 @@ impl RoutingSpec {
 
 /// Where a layer keeps the parts of its experts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct MoeNames {
+pub(crate) struct MoeNames {
     /// The projection to logits; a correction bias lies below it.
     pub router: &'static str,
     /// Branch with mlx-lm's stacks `gate_proj`, `up_proj`, `down_proj`.
@@ -69,10 +57,8 @@ pub struct MoeNames {
 
 /// The expert that every token passes through.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct SharedSpec {
-    /// Its branch.
+pub(crate) struct SharedSpec {
     pub name: &'static str,
-    /// Channels inside.
     pub width: usize,
     /// The projection of the token that weighs it, where there is one.
     pub gate: Option<&'static str>,
@@ -81,10 +67,8 @@ pub struct SharedSpec {
 /// A dense unit with the same input as the experts, and the norms that they need beside the layer's
 /// own.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Beside {
-    /// The unit.
+pub(crate) struct Beside {
     pub mlp: MlpSpec,
-    /// The norm before the experts.
     pub before: &'static str,
     /// The norms after the unit and after the experts.
     pub after: [&'static str; 2],
@@ -92,20 +76,13 @@ pub struct Beside {
 
 /// Shape of a layer of experts.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct MoeSpec {
-    /// Names of its parts.
+pub(crate) struct MoeSpec {
     pub names: MoeNames,
-    /// Routed experts.
     pub experts: usize,
-    /// Channels inside each.
     pub width: usize,
-    /// Inside them.
     pub activation: Activation,
-    /// How experts are chosen.
     pub routing: RoutingSpec,
-    /// The expert that every token passes through.
     pub shared: Option<SharedSpec>,
-    /// A dense unit beside them.
     pub beside: Option<Beside>,
 }
 

@@ -9,8 +9,7 @@ use crate::words::counted;
 
 /// Shape of a Gated DeltaNet layer.
 #[derive(Clone, PartialEq, Debug)]
-pub struct GatedDeltaSpec {
-    /// Heads, their widths, and the convolution.
+pub(crate) struct GatedDeltaSpec {
     pub shape: GdnShape,
     /// Whether the projections are stored as `in_proj_qkvz` and `in_proj_ba`, interleaved by key
     /// head (Qwen3-Next).

@@ -10,8 +10,7 @@ use crate::words::counted;
 
 /// Shape of a latent attention layer.
 #[derive(Clone, PartialEq, Debug)]
-pub struct LatentSpec {
-    /// Query heads.
+pub(crate) struct LatentSpec {
     pub heads: usize,
     /// Width of the query's own latent; `None`: queries are projected directly.
     pub q_rank: Option<usize>,
@@ -21,9 +20,7 @@ pub struct LatentSpec {
     pub nope: usize,
     /// Part with position; its key is shared by all heads.
     pub pe: usize,
-    /// Width of a value head.
     pub value_dim: usize,
-    /// The rotation of the part with position.
     pub rope: RopeSpec,
     /// Factor on the score, YaRN's `mscale^2` included.
     pub scale: f32,

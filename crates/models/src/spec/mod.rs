@@ -17,16 +17,16 @@ use crate::config::Fields;
 use crate::state::LayerShape;
 use crate::weights::{Branch, Part, Role, WeightSpec};
 
-pub(crate) use attention::AttentionDefaults;
-pub use attention::AttentionSpec;
-pub(crate) use feed_forward::read_top_k;
-pub use feed_forward::{Beside, FeedForward, MlpSpec, MoeNames, MoeSpec, RoutingSpec, SharedSpec};
-pub use gated_delta::GatedDeltaSpec;
-pub use latent_attention::LatentSpec;
+pub(crate) use attention::{AttentionDefaults, AttentionSpec};
+pub(crate) use feed_forward::{
+    Beside, FeedForward, MlpSpec, MoeNames, MoeSpec, RoutingSpec, SharedSpec, read_top_k,
+};
+pub(crate) use gated_delta::GatedDeltaSpec;
+pub(crate) use latent_attention::LatentSpec;
 
 /// How a layer mixes tokens.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Mixer {
+pub(crate) enum Mixer {
     /// Grouped-query attention, at `self_attn`.
     Attention(AttentionSpec),
     /// Multi-head latent attention, at `self_attn`.
@@ -37,7 +37,7 @@ pub enum Mixer {
 
 /// The norms around a layer's two halves, by name. There is a norm where there is a name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Norms {
+pub(crate) struct Norms {
     /// Of the mixer's input.
     pub before_mixer: &'static str,
     /// Of what the mixer adds.
@@ -67,12 +67,9 @@ impl Norms {
 
 /// One layer.
 #[derive(Clone, PartialEq, Debug)]
-pub struct LayerSpec {
-    /// Where its norms are.
+pub(crate) struct LayerSpec {
     pub norms: Norms,
-    /// Its first half.
     pub mixer: Mixer,
-    /// Its second half.
     pub feed: FeedForward,
     /// Whether a learned `layer_scalar` multiplies its result.
     pub scalar: bool,
@@ -80,19 +77,15 @@ pub struct LayerSpec {
 
 /// Extra inputs of every layer: a row of a table for each token, with a part for each layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct LayerInputs {
-    /// Width of a layer's input.
+pub(crate) struct LayerInputs {
     pub width: usize,
-    /// Rows of the table.
     pub entries: usize,
 }
 
 /// Where a family keeps the parts of its drafting head.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct DrafterNames {
-    /// The norm of the embedding.
+pub(crate) struct DrafterNames {
     pub embedding_norm: &'static str,
-    /// The norm of the hidden state.
     pub hidden_norm: &'static str,
     /// From both to the layer's input.
     pub join: &'static str,
@@ -104,12 +97,9 @@ pub struct DrafterNames {
 
 /// A head that guesses the token after the next: one more layer (multi-token prediction).
 #[derive(Clone, PartialEq, Debug)]
-pub struct DrafterSpec {
-    /// Names of its parts.
+pub(crate) struct DrafterSpec {
     pub names: DrafterNames,
-    /// Its branch.
     pub branch: String,
-    /// Its layer.
     pub layer: LayerSpec,
     /// What the layer has in place of experts where the files have no router.
     pub dense: Option<MlpSpec>,
@@ -122,22 +112,18 @@ pub struct Spec {
     pub vocabulary: usize,
     /// Width of the hidden states.
     pub hidden: usize,
-    /// Of the norms.
-    pub eps: f32,
+    pub(crate) eps: f32,
     /// Whether the embedding table is also the head.
-    pub tied: bool,
+    pub(crate) tied: bool,
     /// Longest sequence the model was made for, when the config says so.
     pub context: Option<usize>,
     /// Factor on embeddings.
-    pub embed_scale: f32,
+    pub(crate) embed_scale: f32,
     /// `c * tanh(x / c)` on logits, when given.
-    pub soft_cap: Option<f32>,
-    /// The layers in order.
-    pub layers: Vec<LayerSpec>,
-    /// Extra inputs of every layer.
-    pub layer_inputs: Option<LayerInputs>,
-    /// The head that guesses, where the family has one.
-    pub drafter: Option<DrafterSpec>,
+    pub(crate) soft_cap: Option<f32>,
+    pub(crate) layers: Vec<LayerSpec>,
+    pub(crate) layer_inputs: Option<LayerInputs>,
+    pub(crate) drafter: Option<DrafterSpec>,
 }
 
 impl Mixer {
@@ -202,7 +188,7 @@ impl DrafterSpec {
 
 impl Spec {
     /// A model of these layers, with the fields that all families have under the same names.
-    pub fn read(fields: Fields<'_>, layers: Vec<LayerSpec>) -> Result<Self> {
+    pub(crate) fn read(fields: Fields<'_>, layers: Vec<LayerSpec>) -> Result<Self> {
         Ok(Self {
             vocabulary: fields.size("vocab_size")?,
             hidden: fields.size("hidden_size")?,
@@ -215,6 +201,16 @@ impl Spec {
             layer_inputs: None,
             drafter: None,
         })
+    }
+
+    /// Whether it has a drafting head.
+    pub fn has_drafter(&self) -> bool {
+        self.drafter.is_some()
+    }
+
+    /// The same without one.
+    pub fn without_drafter(self) -> Self {
+        Self { drafter: None, ..self }
     }
 
     /// Every weight of the model, those of a drafting head last. `prefix` is where mlx-lm's class
@@ -258,7 +254,7 @@ impl Spec {
     }
 
     /// For each layer, which of the [shapes](Self::layer_shapes) is its state's.
-    pub fn states(&self) -> Vec<usize> {
+    pub(crate) fn states(&self) -> Vec<usize> {
         let mut own = 0;
         let mut states = Vec::with_capacity(self.layers.len());
         for layer in &self.layers {
@@ -274,7 +270,7 @@ impl Spec {
     }
 
     /// Whether every id below the vocabulary can be embedded.
-    pub fn embeds_all(&self) -> bool {
+    pub(crate) fn embeds_all(&self) -> bool {
         self.layer_inputs.is_none_or(|inputs| inputs.entries >= self.vocabulary)
     }
 }

@@ -152,8 +152,8 @@ impl<B: Machine> Runner<'_, B> {
         self.backend().store().map(Store::take_stats)
     }
 
-    /// Hands over a request for so many tokens behind a prompt, of which the next one will have the first
-    /// `stable` tokens too.
+    /// Hands over a request for so many tokens behind a prompt, of which the next one will have the
+    /// first `stable` tokens too.
     fn ask(&mut self, prompt: Vec<u32>, stable: usize, tokens: usize) -> Result<Updates, Error> {
         let (listener, updates) = Updates::new();
         let (max_tokens, sampling) = (Some(tokens), self.work.sampling.clone());
@@ -170,7 +170,8 @@ impl<B: Machine> Runner<'_, B> {
         Ok(())
     }
 
-    /// Steps until a request has its first token, which ends its prompt; the number of steps and the time.
+    /// Steps until a request has its first token, which ends its prompt; the number of steps and
+    /// the time.
     fn prefill(&mut self, updates: &Updates) -> Result<(usize, Duration), Error> {
         let started = Instant::now();
         for steps in 1.. {
@@ -211,7 +212,8 @@ fn told(updates: &Updates) -> Result<usize, Error> {
     Ok(tokens)
 }
 
-/// A loop that measures: no draft tokens, every request that is asked for at once, and their sequences kept.
+/// A loop that measures: no draft tokens, every request that is asked for at once, and their
+/// sequences kept.
 pub fn measuring<B: Machine>(engine: Engine<B>, work: &Work, options: SchedulerOptions) -> Loop<B> {
     let most = work.answers.iter().copied().max().unwrap_or(1);
     Loop::new(engine, SchedulerOptions { slots: most, prefixes: most, speculate: false, ..options })
@@ -252,7 +254,8 @@ pub fn measure<B: Machine>(steps: &mut Loop<B>, work: &Work) -> Result<Measured,
         progress.add(work.decode as u64);
     }
 
-    // Every round goes on where the context ends: the sequence is kept, and its last token runs again.
+    // Every round goes on where the context ends: the sequence is kept, and its last token runs
+    // again.
     runner.steps.clear();
     let mut filled = 0;
     for &context in &work.contexts {

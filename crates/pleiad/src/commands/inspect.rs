@@ -178,7 +178,7 @@ pub fn run(mut args: InspectArgs) -> Result<ExitCode, Error> {
     let context = summary.context.map_or(String::new(), |n| format!(", context {n}"));
     table.row("shape", format!("hidden size {}, vocabulary {}{context}", summary.hidden, summary.vocabulary));
     summary.parts.iter().for_each(|(name, text)| table.row(name, text));
-    if outline.spec().drafter.is_some() {
+    if outline.spec().has_drafter() {
         table.row("drafting head", "1 layer, with which `serve` guesses tokens that the model checks");
     }
     let unused = checkpoint.unused();

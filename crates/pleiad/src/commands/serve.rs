@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use backend::Backend;
+use backend::Run;
 use clap::Args;
 use engine::{Dialect, Engine, Grammars, Scheduler, SchedulerOptions, Tokenizer, bytes};
 use server::{Options, ServedModel, Server};

@@ -183,7 +183,7 @@ impl Planner<'_> {
             }
             Stored::Matrices { weight, transposed, bias } => {
                 let stacked = !matches!(spec.kind, Kind::Matrix { .. });
-                self.matrices(spec, Matrices::new(weight, stacked, transposed), bias.unwrap_or(Float::F32))
+                self.matrices(spec, Matrices::new(*weight, stacked, transposed), bias.unwrap_or(Float::F32))
             }
         }
     }

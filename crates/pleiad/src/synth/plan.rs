@@ -47,8 +47,8 @@ impl Plan {
     pub fn new(config: &mut Value, default: QuantSpec, drafter: bool) -> Result<Plan> {
         let declared = Config::from_str(&config.to_string(), Path::new("config.json"))?;
         let family = Family::of(&declared)?;
-        let mut spec = family.spec(&declared)?;
-        spec.drafter = spec.drafter.filter(|_| drafter);
+        let spec = family.spec(&declared)?;
+        let spec = if drafter { spec } else { spec.without_drafter() };
         let mut plan = Plan { default, exceptions: Vec::new(), tensors: Vec::new(), drafter: None };
         for weight in spec.weights(family.prefix) {
             if weight.part == Part::Drafter {

@@ -1,4 +1,5 @@
-// What is added to results. Without a bias or a residual, the first of whatever stands in is loaded, and counts for nothing.
+// What is added to results. Without a bias or a residual, the first of whatever stands in is
+// loaded, and counts for nothing.
 @group(0) @binding(3) var<storage, read> bias: array<f32>;
 @group(0) @binding(4) var<storage, read> residual: array<f32>;
 

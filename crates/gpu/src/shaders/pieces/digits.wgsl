@@ -1,5 +1,7 @@
-// The work of one workgroup beside a router's: rms(x) * expert_norm, rounded for experts of `params.digit_bits` bits. Into `y`, from `params.digits_at` on: digits of every
-// eight; behind those of all, the scale and the sum of every group. Each kernel has its own `digit8(e)` and `digit_weight8(e)`.
+// The work of one workgroup beside a router's: rms(x) * expert_norm, rounded for experts of
+// `params.digit_bits` bits. Into `y`, from `params.digits_at` on: digits of every eight; behind
+// those of all, the scale and the sum of every group. Each kernel has its own `digit8(e)` and
+// `digit_weight8(e)`.
 fn write_digits(place: Place) {
     let index = index_of(place);
     var squares = vec2(0.0);

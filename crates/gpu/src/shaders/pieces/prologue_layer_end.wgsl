@@ -1,12 +1,14 @@
-// The input is rms(h) * n3, where h = (stream + rms(rms(dense) * n0 + rms(routed) * n1) * n2) * factor, which also goes into y behind the results;
-// `norms` has n0 to n3 in a row. All of it is prepared at a time.
+// The input is rms(h) * norm, where
+// h = (stream + rms(rms(dense) * dense_norm + rms(routed) * routed_norm) * post_norm) * factor,
+// which also goes into y behind the results. The norms lie in `vectors`. All of it is prepared at
+// a time.
 const NORMED: bool = true;
 const SLICED: bool = false;
 
 @group(0) @binding(3) var<storage, read> dense: array<vec4<f32>>;
 @group(0) @binding(4) var<storage, read> routed: array<vec4<f32>>;
 @group(0) @binding(5) var<storage, read> stream: array<f32>;
-@group(0) @binding(6) var<storage, read> norms: array<vec4<f32>>;
+@group(0) @binding(6) var<storage, read> vectors: array<vec4<f32>>;
 
 // `raw` begins as what is there of `dense`, and ends as h.
 var<private> raw: array<Eight, EACH>;
@@ -17,8 +19,9 @@ var<private> raw_routed_norm: array<Eight, EACH>;
 var<private> raw_post_norm: array<Eight, EACH>;
 var<private> raw_norm: array<Eight, EACH>;
 
-fn norm8(e: u32) -> Eight {
-    return Eight(norms[2u * e], norms[2u * e + 1u]);
+// Eight of the norm that begins at `first`, in fours.
+fn norm8(first: u32, e: u32) -> Eight {
+    return Eight(vectors[first + 2u * e], vectors[first + 2u * e + 1u]);
 }
 
 fn four_of_stream(first: u32) -> vec4<f32> {
@@ -27,10 +30,10 @@ fn four_of_stream(first: u32) -> vec4<f32> {
 }
 
 fn load_norm8(n: u32, e: u32) {
-    raw_dense_norm[n] = norm8(e);
-    raw_routed_norm[n] = norm8(params.eights + e);
-    raw_post_norm[n] = norm8(2u * params.eights + e);
-    raw_norm[n] = norm8(3u * params.eights + e);
+    raw_dense_norm[n] = norm8(params.dense_norm_at, e);
+    raw_routed_norm[n] = norm8(params.routed_norm_at, e);
+    raw_post_norm[n] = norm8(params.post_norm_at, e);
+    raw_norm[n] = norm8(params.norm_at, e);
 }
 
 fn load8(n: u32, e: u32) {

@@ -1,5 +1,5 @@
-// The input is rms(h) * norm, where h = stream + rms(x) * post_norm, which also goes into y behind the results, unless digits do. All of it is
-// prepared at a time.
+// The input is rms(h) * norm, where h = stream + rms(x) * post_norm, which also goes into y behind
+// the results, unless digits do. All of it is prepared at a time.
 const NORMED: bool = true;
 const SLICED: bool = false;
 

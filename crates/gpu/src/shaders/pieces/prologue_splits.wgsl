@@ -2,7 +2,8 @@
 const NORMED: bool = false;
 const SLICED: bool = false;
 
-// Values of four splits, then for each head of `slice_width` values the largest scores and the sums of all four.
+// Values of four splits, then for each head of `slice_width` values the largest scores and the sums
+// of all four.
 @group(0) @binding(5) var<storage, read> parts: array<vec4<f32>>;
 
 var<private> raw_splits: array<Eight, 4u * EACH>;

@@ -1,29 +1,22 @@
 //! Steps that a GPU records before their token is known: answers are those of one step after the other, whatever becomes of them. A
 //! machine without any adapter skips these tests, and says so.
 
-mod common;
-
-use std::sync::OnceLock;
-
-use backend::{Backend, CacheFloat, largest};
-use common::{job, run, step_by_step, step_until};
+use crate::common::{job, run, step_by_step, step_until};
+use backend::{CacheFloat, Ops, Run, largest};
 use conformance::models::{Fixture, fixtures_folder, logits_in_chunks};
 use engine::{Engine, EngineOptions, Finish, Job, Loop, SamplingParams, SchedulerOptions, Update};
-use gpu::{Choice, Gpu, Numerics, Options};
+use gpu::Gpu;
 use models::{Logits, Model, Request};
+
+use crate::devices::{barriers, chained, exact, thorough};
 
 /// One of each kind: attention alone, a sliding window, a latent cache, recurrent layers.
 const FIXTURES: [&str; 4] = ["qwen3_moe-bf16", "gemma4-moe-4bit", "deepseek_v3-4bit", "qwen3_5_moe-4bit"];
 
-/// The adapter, opened once: kernels are compiled only once too.
-fn exact() -> Option<Gpu> {
-    static GPU: OnceLock<Option<Gpu>> = OnceLock::new();
-    GPU.get_or_init(|| open(Numerics::Exact)).clone()
-}
-
-fn open(numerics: Numerics) -> Option<Gpu> {
-    let opened = Gpu::new(&Options { adapter: Choice::Any, numerics, ..Options::default() });
-    opened.inspect_err(|error| println!("skipped: {error}")).ok()
+/// Devices with either numerics; on software behind barriers only with `--full`.
+fn devices() -> impl Iterator<Item = Gpu> {
+    let barriers = exact().filter(thorough).and_then(|_| barriers());
+    exact().into_iter().chain(chained()).chain(barriers)
 }
 
 fn engine(gpu: &Gpu, name: &str, context: Option<usize>) -> Engine<Gpu> {
@@ -53,7 +46,7 @@ fn steps(gpu: &Gpu, name: &str, context: Option<usize>) -> Loop<Gpu> {
 /// A sequence that begins before its caches grow and ends after that.
 #[test]
 fn logits_are_the_same_bits() {
-    for gpu in exact().into_iter().chain(open(Numerics::Fast)) {
+    for gpu in devices() {
         for name in FIXTURES {
             let engine = engine(&gpu, name, None);
             let model = engine.model();
@@ -80,7 +73,7 @@ fn logits_are_the_same_bits() {
 /// The device goes on with tokens that it has chosen itself, one further than the host knows.
 #[test]
 fn chosen_tokens_are_the_likeliest() {
-    for gpu in exact().into_iter().chain(open(Numerics::Fast)) {
+    for gpu in devices() {
         for name in FIXTURES {
             let engine = engine(&gpu, name, None);
             let model = engine.model();

@@ -1,90 +1,107 @@
-//! The GPU backend on whatever adapter this machine has, software included: every operation, and every fixture against
-//! mlx-lm's logits. A machine without any adapter skips these tests, and says so.
-//!
-//! Tests begin in the order of their names: those that take software longest are called so that they begin early, and none is left alone at the end.
+//! The GPU backend on whatever adapter this machine has, software included: every operation, and
+//! every fixture against mlx-lm's logits. A machine without any adapter skips these tests, and says
+//! so.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::OnceLock;
 
-use backend::{Backend, CacheFloat, GroupedSigmoid};
+use backend::{CacheFloat, GroupedSigmoid, Ops, Routing, Run};
 use conformance::models::{Fixture, checks, fixtures, fresh_logits, logits_in_chunks, relative_error};
-use conformance::{Outcome, report, run_all, run_all_fast, run_products_fast};
-use gpu::{Choice, Gpu, Numerics, Options, Streaming};
+use conformance::{Case, all, all_fast, is_product, report, run};
+use gpu::{Gpu, Numerics, Options, Streaming};
 use models::{Logits, Model, Request};
 use store::StoreOptions;
 
-/// The adapter, opened once: kernels are compiled only once too.
-fn gpu() -> Option<Gpu> {
-    static GPU: OnceLock<Option<Gpu>> = OnceLock::new();
-    GPU.get_or_init(|| open(&exact())).clone()
+use crate::devices::{barriers, chained, exact, open, options, thorough};
+
+/// Cases whose weights lie in parts where one buffer does not hold them: every way to share rows
+/// out.
+const IN_PARTS: [&str; 4] =
+    ["matmul/q4 with bias", "matmul/row ranges", "experts/Silu, q4", "head_matrices/"];
+
+/// A fixture of every kind of state: attention, a window, shared caches, latents, recurrent states.
+const KINDS: [&str; 5] =
+    ["qwen3_moe-bf16", "gemma4-moe-4bit", "gemma4-small-8bit", "deepseek_v3-4bit", "qwen3_5_moe-4bit"];
+
+/// What a fixture shows beyond `KINDS`: weights in its formats. One under Hugging Face's names
+/// shows nothing more, once it is read.
+fn is_copy(fixture: &Fixture) -> bool {
+    fixture.name.ends_with("-hf") && fixture.name != "deepseek_v3-fp8-hf"
 }
 
-fn exact() -> Options {
-    Options { adapter: Choice::Any, numerics: Numerics::Exact, ..Options::default() }
-}
-
-fn open(options: &Options) -> Option<Gpu> {
-    match Gpu::new(options) {
-        Ok(gpu) => {
-            println!("{}", gpu.description());
-            Some(gpu)
-        }
-        Err(error) => {
-            println!("skipped: {error}");
-            None
-        }
-    }
-}
-
-/// Cases with fast numerics. Software has no matrix units, so that all but products goes through the kernels that the tests with exact numerics
-/// have run, and takes minutes: there it is only these, and what is `also` in question.
-fn fast_cases(gpu: &Gpu, also: &[&str]) -> Vec<Outcome> {
-    if gpu.adapter().software { run_products_fast(gpu, also) } else { run_all_fast(gpu) }
-}
-
-/// Operations beside products that have kernels which wait for each other by themselves.
-const CHAINED: [&str; 3] = ["self_attention", "gated_delta", "combine_norm_add"];
-
-fn each(check: impl Fn(&Fixture, &Model<Gpu>)) {
-    let Some(gpu) = gpu() else { return };
-    for fixture in &fixtures() {
+/// Every fixture; on software those that `wanted` names, unless every combination runs.
+fn each(wanted: impl Fn(&Fixture) -> bool, check: impl Fn(&Fixture, &Model<Gpu>)) {
+    let Some(gpu) = exact() else { return };
+    for fixture in fixtures().iter().filter(|fixture| thorough(&gpu) || wanted(fixture)) {
         let model =
             Model::load(&fixture.checkpoint, gpu.clone()).unwrap_or_else(|e| panic!("{}: {e}", fixture.name));
         check(fixture, &model);
     }
 }
 
+fn is_kind(fixture: &Fixture) -> bool {
+    KINDS.contains(&fixture.name.as_str())
+}
+
+fn is_original(fixture: &Fixture) -> bool {
+    !is_copy(fixture)
+}
+
 #[test]
 fn drafting_heads() {
-    let Some(gpu) = gpu() else { return };
-    for fixture in fixtures().iter().filter(|fixture| fixture.drafts.is_some()) {
-        checks::drafts(fixture, &Model::load_drafting(&fixture.checkpoint, gpu.clone()).unwrap());
+    let Some(gpu) = exact() else { return };
+    let heads = fixtures().into_iter().filter(|fixture| fixture.drafts.is_some());
+    for fixture in heads.filter(|fixture| thorough(&gpu) || is_original(fixture)) {
+        checks::drafts(&fixture, &Model::load_drafting(&fixture.checkpoint, gpu.clone()).unwrap());
     }
 }
 
 #[test]
 fn all_operations() {
-    if let Some(gpu) = gpu() {
-        report(&run_all(&gpu, None));
-    }
+    let Some(gpu) = exact() else { return };
+    report(&run(&gpu, all().into_iter().filter(|case| thorough(&gpu) || !case.combination)));
 }
 
-#[test]
-fn all_operations_with_defaults_only_and_weights_in_parts() {
-    let options = Options { largest_part: Some(8 << 10), defaults_only: true, ..exact() };
-    if let Some(gpu) = open(&options) {
-        report(&run_all(&gpu, None));
+/// A case of every operation, of 4 bits if there is one, and those that begin as `besides` says.
+fn one_of_each(cases: Vec<Case<Gpu>>, besides: &[&str]) -> Vec<Case<Gpu>> {
+    let mut chosen: BTreeMap<String, String> = BTreeMap::new();
+    for case in cases.iter().filter(|case| !case.refusal()) {
+        let name = chosen.entry(case.operation().to_owned()).or_insert(case.name.clone());
+        if case.name.contains("q4") && !name.contains("q4") {
+            name.clone_from(&case.name);
+        }
     }
+    let beside = |case: &Case<Gpu>| besides.iter().any(|name| case.name.starts_with(name));
+    cases
+        .into_iter()
+        .filter(|case| chosen.get(case.operation()) == Some(&case.name) || beside(case))
+        .collect()
 }
 
-/// Random weights magnify rounding, and an expert chosen by a hair can change: on real text the divergence from the CPU's exact
-/// numerics is small (docs/performance.md). Tokens one by one and many at once round in different places.
+/// On software one case of every operation, and those of weights in parts.
 #[test]
-fn fast_numerics() {
-    let barriers = Options { numerics: Numerics::Fast, chains: Some(false), ..exact() };
-    let Some(gpu) = open(&barriers) else { return };
-    report(&fast_cases(&gpu, &[]));
-    for fixture in &fixtures() {
+fn operations_with_defaults_only_and_weights_in_parts() {
+    let options = Options { largest_part: Some(8 << 10), defaults_only: true, ..options() };
+    let Some(gpu) = open(&options) else { return };
+    let cases = if thorough(&gpu) { all() } else { one_of_each(all(), &IN_PARTS) };
+    report(&run(&gpu, cases));
+}
+
+/// Cases with fast numerics. Software has no matrix units, so that all but products goes through
+/// the kernels that the tests with exact numerics have run: there it is only these, and blocks made
+/// of them.
+fn fast_cases(gpu: &Gpu) -> Vec<Case<Gpu>> {
+    let product = |case: &Case<Gpu>| is_product(case.operation());
+    let software = gpu.adapter().software;
+    let wanted = |case: &Case<Gpu>| !software || product(case) && (thorough(gpu) || !case.combination);
+    all_fast().into_iter().filter(wanted).collect()
+}
+
+/// Random weights magnify rounding, and an expert chosen by a hair can change: on real text the
+/// divergence from the CPU's exact numerics is small (docs/performance.md). Tokens one by one and
+/// many at once round in different places.
+fn fast_fixtures(gpu: &Gpu) {
+    for fixture in fixtures().iter().filter(|fixture| thorough(gpu) || is_original(fixture)) {
         let model = Model::load(&fixture.checkpoint, gpu.clone()).unwrap();
         for chunk in [1, 64] {
             let logits = fresh_logits(&model, CacheFloat::F16, &fixture.ids, chunk);
@@ -96,47 +113,57 @@ fn fast_numerics() {
 }
 
 #[test]
-fn fast_numerics_with_defaults_only() {
-    let options = Options { numerics: Numerics::Fast, defaults_only: true, ..exact() };
-    if let Some(gpu) = open(&options) {
-        report(&fast_cases(&gpu, &[]));
-    }
+fn fast_numerics_in_chains() {
+    let Some(gpu) = chained() else { return };
+    report(&run(&gpu, fast_cases(&gpu)));
+    fast_fixtures(&gpu);
 }
 
+/// The same kernels without their waiting: left to `--full` on software, but for what
+/// `chains_change_nothing` compares.
 #[test]
-fn fast_numerics_in_chains() {
-    if let Some(gpu) = open(&Options { numerics: Numerics::Fast, chains: Some(true), ..exact() }) {
-        report(&fast_cases(&gpu, &CHAINED));
-    }
+fn fast_numerics_behind_barriers() {
+    let Some(gpu) = barriers().filter(thorough) else { return };
+    report(&run(&gpu, fast_cases(&gpu)));
+    fast_fixtures(&gpu);
+}
+
+/// On software one case of every product.
+#[test]
+fn fast_numerics_with_defaults_only() {
+    let options = Options { numerics: Numerics::Fast, defaults_only: true, ..options() };
+    let Some(gpu) = open(&options) else { return };
+    let cases = fast_cases(&gpu);
+    report(&run(&gpu, if thorough(&gpu) { cases } else { one_of_each(cases, &["matmul/q4 with bias"]) }));
 }
 
 #[test]
 fn logits_equal_mlx_lm_in_f32() {
-    each(checks::logits);
+    each(is_original, checks::logits);
 }
 
 #[test]
 fn greedy_continuation_equals_mlx_lm() {
-    each(checks::continuation);
+    each(is_kind, checks::continuation);
 }
 
 #[test]
 fn chunks_do_not_matter() {
-    each(checks::chunks);
+    each(is_kind, checks::chunks);
 }
 
 #[test]
 fn saved_and_loaded_states_continue_alike() {
-    each(checks::saved_states);
+    each(is_kind, checks::saved_states);
 }
 
 #[test]
 fn sequences_in_one_batch_do_not_meet() {
-    each(checks::batches);
+    each(is_kind, checks::batches);
 }
 
-/// A device that holds a part of the experts gives mlx-lm's logits too, however small the part, and whatever has been in its slots
-/// before.
+/// A device that holds a part of the experts gives mlx-lm's logits too, however small the part, and
+/// whatever has been in its slots before.
 #[test]
 fn experts_from_disk_do_not_matter() {
     let names = [
@@ -152,7 +179,7 @@ fn experts_from_disk_do_not_matter() {
         let settings = [(0.3, 1), (0.0, 7), (0.6, 64)];
         for (part, chunk) in settings.into_iter().skip(i % 3).take(if i == 0 { 3 } else { 1 }) {
             let streaming = Streaming { part, store: StoreOptions::new(1 << 20) };
-            let Some(gpu) = open(&Options { streaming: Some(streaming), ..exact() }) else { return };
+            let Some(gpu) = open(&Options { streaming: Some(streaming), ..options() }) else { return };
             let model = Model::load(&fixture.checkpoint, gpu.clone()).unwrap();
             let [first, second] =
                 [(); 2].map(|()| fresh_logits(&model, CacheFloat::F32, &fixture.ids, chunk));
@@ -165,11 +192,12 @@ fn experts_from_disk_do_not_matter() {
     }
 }
 
-/// A file that is cut while its experts are read is an error for the step, not the end of the process.
+/// A file that is cut while its experts are read is an error for the step, not the end of the
+/// process.
 #[test]
 fn a_file_that_is_cut_fails_its_steps() {
     let streaming = Streaming { part: 0.0, store: StoreOptions::new(0) };
-    let Some(gpu) = open(&Options { streaming: Some(streaming), ..exact() }) else { return };
+    let Some(gpu) = open(&Options { streaming: Some(streaming), ..options() }) else { return };
     let folder = tempfile::tempdir().unwrap();
     for file in std::fs::read_dir(conformance::models::fixtures_folder().join("qwen3_5_moe-4bit")).unwrap() {
         let file = file.unwrap();
@@ -200,16 +228,18 @@ fn repeats(gpu: &Gpu) -> usize {
 
 #[test]
 fn routing_repeats_bit_by_bit() {
-    let Some(gpu) = gpu() else { return };
+    let Some(gpu) = exact() else { return };
     let (tokens, experts, top_k) = (512, 256, 8);
     let mut rng = conformance::random::Rng::named("routing repeats");
     let values: Vec<f32> = (0..tokens * experts).map(|_| rng.normal()).collect();
     let logits = gpu.upload(tokens, experts, &values).unwrap();
     let bias = gpu.upload(1, experts, &values[..experts]).unwrap();
     let spec = GroupedSigmoid { top_k, groups: 8, kept_groups: 4, renormalise: true, scaling: 2.5 };
+    let softmax = Routing::Softmax { top_k, renormalise: true };
+    let grouped = Routing::GroupedSigmoid { spec, bias };
     let route = || {
-        let softmax = gpu.read_routes(&gpu.route_softmax(&logits, top_k, true).unwrap()).unwrap();
-        let grouped = gpu.read_routes(&gpu.route_sigmoid_grouped(&logits, &bias, &spec).unwrap()).unwrap();
+        let softmax = gpu.read_routes(&gpu.route(&logits, &softmax).unwrap()).unwrap();
+        let grouped = gpu.read_routes(&gpu.route(&logits, &grouped).unwrap()).unwrap();
         [softmax, grouped]
     };
     let first = route();
@@ -227,30 +257,29 @@ fn families() -> Vec<PathBuf> {
     }
 }
 
-/// A step of every family, from the same state, with either numerics, and with kernels that wait by themselves.
+/// A step of every family, from the same state, with either numerics, and with kernels that wait by
+/// themselves.
 #[test]
 fn decode_steps_repeat_bit_by_bit() {
-    let fast = Options { numerics: Numerics::Fast, chains: Some(false), ..exact() };
-    let chained = Options { chains: Some(true), ..fast.clone() };
-    for gpu in gpu().into_iter().chain([fast, chained].iter().filter_map(open)) {
+    let barriers = exact().filter(thorough).and_then(|_| barriers());
+    for gpu in exact().into_iter().chain(chained()).chain(barriers) {
         families().iter().for_each(|folder| steps_repeat(&gpu, folder));
     }
 }
 
-/// Logits of single tokens, each behind the same prompt; none where there is no adapter.
-fn single_tokens(options: &Options, folder: &std::path::Path) -> Option<Vec<Vec<f32>>> {
-    let gpu = open(options)?;
+/// Logits of single tokens, each behind the same prompt.
+fn single_tokens(gpu: &Gpu, folder: &std::path::Path) -> Vec<Vec<f32>> {
     let checkpoint = checkpoint::Checkpoint::open(folder).unwrap();
     let model = Model::load(&checkpoint, gpu.clone()).unwrap();
     let mut state = model.state(CacheFloat::F16).unwrap();
     let prompt: Vec<u32> = (0..40).collect();
     logits_in_chunks(&model, &mut state, &prompt, 64).unwrap();
-    let start = state.snapshot(&gpu).unwrap();
+    let start = state.snapshot(gpu).unwrap();
     let mut step = |token| {
-        assert!(state.restore(&gpu, &start).unwrap());
+        assert!(state.restore(gpu, &start).unwrap());
         logits_in_chunks(&model, &mut state, &[token], 1).unwrap()
     };
-    Some((0..repeats(&gpu).min(40) as u32).map(&mut step).collect())
+    (0..repeats(gpu).min(40) as u32).map(&mut step).collect()
 }
 
 fn checkpoint_is_gemma(folder: &std::path::Path) -> bool {
@@ -264,17 +293,14 @@ fn distances(tokens: &[Vec<f32>], others: &[Vec<f32>]) -> Vec<f64> {
     errors
 }
 
-/// Steps from the same state, of kernels that wait for each other by themselves and of the same behind barriers; and of exact numerics, which
-/// go other ways. With `PLEIAD_REPEAT`, of a model in its real size.
+/// Steps from the same state, of kernels that wait for each other by themselves and of the same
+/// behind barriers; and of exact numerics, which go other ways. With `PLEIAD_REPEAT`, of a model in
+/// its real size.
 #[test]
 fn chains_change_nothing() {
-    for folder in families() {
-        let of =
-            |numerics, chains| single_tokens(&Options { numerics, chains: Some(chains), ..exact() }, &folder);
-        let fast = [false, true].map(|chains| of(Numerics::Fast, chains));
-        let ([Some(plain), Some(chained)], Some(precise)) = (fast, of(Numerics::Exact, false)) else {
-            return;
-        };
+    let (Some(barriers), Some(chained), Some(exact)) = (barriers(), chained(), exact()) else { return };
+    for folder in families().into_iter().take(if thorough(&exact) { 3 } else { 1 }) {
+        let [plain, chained, precise] = [&barriers, &chained, &exact].map(|gpu| single_tokens(gpu, &folder));
         let (apart, off) = (distances(&chained, &plain), distances(&plain, &precise));
         let [middle, most] = [apart.len() / 2, apart.len() * 9 / 10];
         println!(
@@ -285,11 +311,13 @@ fn chains_change_nothing() {
             off[middle],
             off[most]
         );
-        // Compilers may put sums and products together differently, and an expert may be chosen by a hair. Only Gemma's layers end in another order of sums in a chain.
+        // Compilers may put sums and products together differently, and an expert may be chosen by
+        // a hair. Only Gemma's layers end in another order of sums in a chain.
         let most_apart = if checkpoint_is_gemma(&folder) { off[most] } else { 1e-4 };
         assert!(apart[most] < most_apart, "{}: {apart:?}", folder.display());
-        // Random weights magnify rounding, and what an expert chosen by a hair changes: three models in their real size were off by 0.16 to 0.23. Two
-        // runs with wrong experts were 0.7 apart.
+        // Random weights magnify rounding, and what an expert chosen by a hair changes: three
+        // models in their real size were off by 0.16 to 0.23. Two runs with wrong experts were 0.7
+        // apart.
         assert!(off[middle] < 0.4, "{}: {off:?}", folder.display());
     }
 }
@@ -312,15 +340,15 @@ fn steps_repeat(gpu: &Gpu, folder: &std::path::Path) {
     }
 }
 
-/// Where single tokens of a few sequences are sooner done one after the other, each gets the bits that it would get alone.
+/// Where single tokens of a few sequences are sooner done one after the other, each gets the bits
+/// that it would get alone.
 #[test]
 fn company_changes_nothing_where_steps_are_single() {
-    let Some(gpu) = open(&Options { numerics: Numerics::Fast, chains: Some(true), ..exact() }) else {
-        return;
-    };
-    assert!(gpu.sooner_alone() > 3);
-    // What compilers make of the kernels is all that differs between families, and takes software long.
-    for folder in families().into_iter().take(if gpu.adapter().software { 1 } else { 3 }) {
+    let Some(gpu) = chained() else { return };
+    assert!(gpu.faster_alone() > 3);
+    // What compilers make of the kernels is all that differs between families, and takes software
+    // long.
+    for folder in families().into_iter().take(if thorough(&gpu) { 3 } else { 1 }) {
         let model = Model::load(&checkpoint::Checkpoint::open(&folder).unwrap(), gpu.clone()).unwrap();
         let begin = |length: u32| {
             let mut state = model.state(CacheFloat::F16).unwrap();

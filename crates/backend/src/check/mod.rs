@@ -1,14 +1,15 @@
-//! Shape checks that every backend makes before it computes or records, so that all refuse the same inputs with the
-//! same words. Each function is named after its operation and returns what the operation needs to know.
+//! Shape checks behind [`Checked`](crate::Checked), and those of weights and images, which backends call themselves. Each function is named after its operation and returns what the operation needs to know.
 
 use std::fmt::Display;
 
 use checkpoint::Weight;
 
 use crate::{
-    Attention, Error, Factor, GdnShape, GdnWeights, GroupedSigmoid, Handle, KvImage, KvShape, Mask,
-    RecurrentImage, Result, Shape, Shared, Span,
+    Error, ExpertShape, GdnShape, GroupedSigmoid, Handle, HeadShape, KvImage, KvShape, LinearShape,
+    RecurrentImage, Result, RoutedShape, Routing, Scores, Shape, Shared, Span,
 };
+
+pub mod blocks;
 
 /// A shape error.
 pub fn error(
@@ -54,10 +55,30 @@ pub fn rows(operation: &'static str, what: &'static str, x: Shape, spans: &[Span
     equal(operation, what, x.rows, n)
 }
 
-/// That a weight is one matrix.
-pub fn matrix(weight: &Weight) -> Result<Shape> {
-    equal("matrix", "the number of matrices", weight.count, 1)?;
-    Ok(Shape { rows: weight.rows, cols: weight.cols })
+/// That weights are matrices over one input; returns their shape.
+pub fn linear(weights: &[&Weight]) -> Result<LinearShape> {
+    const OP: &str = "linear";
+    let Some(first) = weights.first().filter(|_| weights.len() <= LinearShape::MOST) else {
+        return Err(error(
+            OP,
+            "the number of matrices",
+            weights.len(),
+            format!("1 to {}", LinearShape::MOST),
+        ));
+    };
+    for weight in weights {
+        equal(OP, "the matrices of a weight", weight.count, 1)?;
+        equal(OP, "the width of the input", weight.cols, first.cols)?;
+    }
+    Ok(LinearShape::new(first.cols, weights.iter().map(|weight| weight.rows)))
+}
+
+/// That matrices per head have no biases.
+pub fn head_matrices(weight: &Weight) -> Result<()> {
+    match weight.bias {
+        Some(_) => Err(Error::Unsupported("head_matrices: biases are not supported".into())),
+        None => Ok(()),
+    }
 }
 
 /// That three stacks form experts; returns `[width, d]` of one.
@@ -85,9 +106,12 @@ pub fn reshape(x: Shape, rows: usize, cols: usize) -> Result<Shape> {
     Ok(shape)
 }
 
-/// `read_top_allowed`
-pub fn read_top_allowed(x: Shape, allowed: &[Option<&[u32]>]) -> Result<()> {
-    equal("read_top_allowed", "the number of rows with allowed columns", allowed.len(), x.rows)
+/// `read_top`
+pub fn read_top(x: Shape, allowed: &[Option<&[u32]>]) -> Result<()> {
+    match allowed {
+        [] => Ok(()),
+        _ => equal("read_top", "the number of rows with allowed columns", allowed.len(), x.rows),
+    }
 }
 
 /// `select_rows`
@@ -145,39 +169,38 @@ pub fn split_qkvz(x: Shape, shape: &GdnShape) -> Result<()> {
 }
 
 /// `embed`: every token inside the table.
-pub fn embed(table: Shape, tokens: &[u32]) -> Result<()> {
-    match tokens.iter().find(|id| **id as usize >= table.rows) {
-        Some(&id) => Err(Error::TokenOutOfRange { id, vocabulary: table.rows }),
+pub fn embed(table: LinearShape, tokens: &[u32]) -> Result<()> {
+    equal("embed", "the number of matrices", table.len(), 1)?;
+    let vocabulary = table.outputs()[0];
+    match tokens.iter().find(|id| **id as usize >= vocabulary) {
+        Some(&id) => Err(Error::TokenOutOfRange { id, vocabulary }),
         None => Ok(()),
     }
 }
 
-/// `matmul` and its relatives: `x [n, in]` against `W [out, in]`; returns `[n, out]`.
-pub fn matmul(operation: &'static str, x: Shape, w: Shape) -> Result<Shape> {
-    equal(operation, "the width of x", x.cols, w.cols)?;
-    Ok(Shape { rows: x.rows, cols: w.rows })
+/// `matmuls` and its relatives: `x [n, in]` against matrices `[out, in]`.
+pub fn matmuls(operation: &'static str, x: Shape, w: LinearShape) -> Result<()> {
+    equal(operation, "the width of x", x.cols, w.inputs)
+}
+
+/// The same of one matrix; returns `[n, out]`.
+pub fn matmul(operation: &'static str, x: Shape, w: LinearShape) -> Result<Shape> {
+    matmuls(operation, x, w)?;
+    equal(operation, "the number of matrices", w.len(), 1)?;
+    Ok(Shape { rows: x.rows, cols: w.outputs()[0] })
 }
 
 /// `gate_up`
-pub fn gate_up(x: Shape, gate: Shape, up: Shape) -> Result<Shape> {
-    equal("gate_up", "the up matrix", up, gate)?;
-    matmul("gate_up", x, gate)
+pub fn gate_up(x: Shape, w: LinearShape) -> Result<()> {
+    equal("gate_up", "the number of matrices", w.len(), 2)?;
+    equal("gate_up", "the rows of the up matrix", w.outputs()[1], w.outputs()[0])?;
+    matmuls("gate_up", x, w)
 }
 
-/// `add_norm` and `norm_add`.
-pub fn residual_norm<T: Handle>(
-    operation: &'static str,
-    r: Shape,
-    x: Shape,
-    w: Shape,
-    factor: &Factor<'_, T>,
-) -> Result<()> {
-    equal(operation, "r", r, x)?;
-    vector(operation, "w", w, x.cols)?;
-    match factor {
-        Factor::Channels(f) => vector(operation, "the factor", f.shape(), x.cols),
-        Factor::One | Factor::Scalar(_) => Ok(()),
-    }
+/// `norm_add`
+pub fn norm_add(r: Shape, x: Shape, w: Shape) -> Result<()> {
+    equal("norm_add", "r", r, x)?;
+    vector("norm_add", "w", w, x.cols)
 }
 
 /// `gated_norm`; returns the width of a head.
@@ -225,134 +248,136 @@ pub fn append(
     Ok(())
 }
 
-/// `attention`: each cache's shape, and how many tokens it holds. Returns query heads per key head, and the width of a value.
-pub fn attention(
-    q: Shape,
-    spec: &Attention,
+/// `mla_append`: each cache's shape, and how many tokens it holds.
+pub fn mla_append(
+    latent: Shape,
+    k_pe: Shape,
     spans: &[Span],
     caches: impl ExactSizeIterator<Item = (KvShape, usize)>,
-) -> Result<(usize, usize)> {
-    rows("attention", "the rows of q", q, spans)?;
-    per_span("attention", spans, caches.len())?;
-    let mut found: Option<(usize, usize)> = None;
-    for (span, (cache, len)) in spans.iter().zip(caches) {
-        let group = attention_of(q, spec, &cache, len, span)?;
-        let width = found.map_or(cache.value_dim, |(_, width)| width);
-        equal("attention", "the value width of a cache", cache.value_dim, width)?;
-        found = Some((group, width));
-    }
-    Ok(found.unwrap_or_default())
+) -> Result<()> {
+    equal("mla_append", "the rows of k_pe", k_pe.rows, latent.rows)?;
+    let keys = Shape { rows: latent.rows, cols: latent.cols + k_pe.cols };
+    append("mla_append", keys, Shape { rows: latent.rows, cols: 0 }, spans, caches)
 }
 
-/// `attention`, against one cache; returns query heads per key head.
-fn attention_of(q: Shape, spec: &Attention, cache: &KvShape, len: usize, span: &Span) -> Result<usize> {
-    equal("attention", "the width of q", q.cols, spec.heads * cache.key_dim)?;
-    let group = heads("attention", "the number of query heads", spec.heads, cache.heads)?;
-    if cache.value_dim == 0 {
-        return Err(error(
-            "attention",
-            "the value width of a cache",
-            0,
-            "1 or more: a latent cache has its own attention",
-        ));
+/// `sdpa`: each cache's shape, and how many tokens it holds.
+pub fn sdpa(
+    q: Shape,
+    scores: &Scores,
+    spans: &[Span],
+    caches: impl ExactSizeIterator<Item = (KvShape, usize)>,
+) -> Result<()> {
+    const OP: &str = "sdpa";
+    rows(OP, "the rows of q", q, spans)?;
+    per_span(OP, spans, caches.len())?;
+    if scores.window == Some(0) {
+        return Err(error(OP, "the window", 0, "1 or more"));
     }
-    if spec.mask == Mask::Window(0) {
-        return Err(error("attention", "the mask", "a window of 0", "a window of 1 or more"));
-    }
-    equal("attention", "the tokens in a cache", len, span.position + span.len)?;
-    if let Some(kept) = cache.window {
-        let expected = format!("a window of at most the {kept} tokens the cache keeps");
-        match spec.mask {
-            Mask::Window(asked) if asked > kept => {
-                return Err(error("attention", "the mask", format!("a window of {asked}"), expected));
-            }
-            Mask::Causal | Mask::None if len > kept => {
-                return Err(error("attention", "the mask", "not a window", expected));
-            }
-            _ => {}
+    let mut width = None;
+    for (span, (cache, len)) in spans.iter().zip(caches) {
+        equal(OP, "the width of q", q.cols, scores.heads * cache.key_dim)?;
+        heads(OP, "the number of query heads", scores.heads, cache.heads)?;
+        if cache.value_dim == 0 {
+            let expected = "1 or more: a latent cache has its own attention";
+            return Err(error(OP, "the value width of a cache", 0, expected));
+        }
+        equal(OP, "the value width of a cache", cache.value_dim, *width.get_or_insert(cache.value_dim))?;
+        equal(OP, "the tokens in a cache", len, span.position + span.len)?;
+        if let Some(kept) = cache.window.filter(|kept| len > *kept && scores.window.is_none_or(|w| w > *kept))
+        {
+            let found = scores.window.map_or("none".into(), |window| window.to_string());
+            return Err(error(OP, "the window", found, format!("at most the {kept} tokens the cache keeps")));
         }
     }
-    Ok(group)
+    Ok(())
 }
 
-/// `mla_attention`: each cache's shape, and how many tokens it holds. Returns rank and rotated width.
+/// `mla_attention`: each cache's shape, and how many tokens it holds.
 pub fn mla_attention(
-    operation: &'static str,
     q: Shape,
     q_pe: Shape,
     n: usize,
     spans: &[Span],
     caches: impl ExactSizeIterator<Item = (KvShape, usize)>,
-) -> Result<(usize, usize)> {
-    rows(operation, "the rows of q", q, spans)?;
-    per_span(operation, spans, caches.len())?;
-    let rank = heads(operation, "the width of q", q.cols, n)?;
-    let pe = heads(operation, "the width of q_pe", q_pe.cols, n)?;
-    equal(operation, "the rows of q_pe", q_pe.rows, q.rows)?;
+) -> Result<()> {
+    const OP: &str = "mla_attention";
+    rows(OP, "the rows of q", q, spans)?;
+    per_span(OP, spans, caches.len())?;
+    let rank = heads(OP, "the width of q", q.cols, n)?;
+    let pe = heads(OP, "the width of q_pe", q_pe.cols, n)?;
+    equal(OP, "the rows of q_pe", q_pe.rows, q.rows)?;
     for (span, (cache, len)) in spans.iter().zip(caches) {
-        equal(operation, "the heads of a cache", cache.heads, 1)?;
-        equal(operation, "the width of a cached latent", cache.key_dim, rank + pe)?;
-        equal(operation, "the tokens in a cache", len, span.position + span.len)?;
+        equal(OP, "the heads of a cache", cache.heads, 1)?;
+        equal(OP, "the width of a cached latent", cache.key_dim, rank + pe)?;
+        equal(OP, "the tokens in a cache", len, span.position + span.len)?;
         if let Some(kept) = cache.window.filter(|kept| len > *kept) {
-            let found = format!("a ring of {kept} tokens");
-            return Err(error(operation, "a cache", found, format!("all {len} tokens")));
+            return Err(error(
+                OP,
+                "a cache",
+                format!("a ring of {kept} tokens"),
+                format!("all {len} tokens"),
+            ));
         }
-    }
-    Ok((rank, pe))
-}
-
-/// `mla_absorb_q` and `mla_unabsorb`: `x [n, heads * in]` against `heads` matrices `[out, in]`; returns `[n, heads * out]`.
-pub fn head_product(operation: &'static str, x: Shape, count: usize, w: Shape) -> Result<Shape> {
-    equal(operation, "the width of x", x.cols, count * w.cols)?;
-    Ok(Shape { rows: x.rows, cols: count * w.rows })
-}
-
-/// That K experts can be chosen.
-pub fn route(operation: &'static str, logits: Shape, top_k: usize) -> Result<()> {
-    if top_k == 0 || top_k > logits.cols {
-        return Err(error(operation, "top_k", top_k, format!("1 to {} experts", logits.cols)));
     }
     Ok(())
 }
 
-/// `route_sigmoid_grouped`; returns experts per group.
-pub fn route_grouped(logits: Shape, bias: Shape, spec: &GroupedSigmoid) -> Result<usize> {
-    const OP: &str = "route_sigmoid_grouped";
-    route(OP, logits, spec.top_k)?;
-    vector(OP, "the bias", bias, logits.cols)?;
-    let size = heads(OP, "the number of experts", logits.cols, spec.groups)?;
+/// `mla_absorb_q` and `mla_unabsorb`: `x [n, heads * in]` against one matrix `[out, in]` per head; returns `[n, heads * out]`.
+pub fn head_matmul(
+    operation: &'static str,
+    x: Shape,
+    HeadShape { heads, matrix }: HeadShape,
+) -> Result<Shape> {
+    equal(operation, "the width of x", x.cols, heads * matrix.cols)?;
+    Ok(Shape { rows: x.rows, cols: heads * matrix.rows })
+}
+
+/// `route`
+pub fn route<T: Handle<Shape = Shape>>(logits: Shape, routing: &Routing<T>) -> Result<()> {
+    let top_k = routing.top_k();
+    if top_k == 0 || top_k > logits.cols {
+        return Err(error("route", "top_k", top_k, format!("1 to {} experts", logits.cols)));
+    }
+    match routing {
+        Routing::Softmax { .. } => Ok(()),
+        Routing::SoftmaxScaled { scale, .. } => vector("route", "the scales", scale.shape(), logits.cols),
+        Routing::GroupedSigmoid { spec, bias } => {
+            vector("route", "the bias", bias.shape(), logits.cols)?;
+            groups(logits.cols, spec)
+        }
+    }
+}
+
+/// That experts can be chosen by groups.
+fn groups(experts: usize, spec: &GroupedSigmoid) -> Result<()> {
+    let size = heads("route", "the number of experts", experts, spec.groups)?;
     if spec.kept_groups == 0 || spec.kept_groups > spec.groups {
-        return Err(error(OP, "kept_groups", spec.kept_groups, format!("1 to {} groups", spec.groups)));
+        return Err(error("route", "kept_groups", spec.kept_groups, format!("1 to {} groups", spec.groups)));
     }
     if spec.groups > 1 && size < 2 {
-        return Err(error(OP, "the experts of a group", size, "2 or more"));
+        return Err(error("route", "the experts of a group", size, "2 or more"));
     }
-    if spec.top_k > spec.kept_groups * size {
+    let kept = spec.kept_groups * size;
+    if spec.top_k > kept {
         return Err(error(
-            OP,
+            "route",
             "top_k",
             spec.top_k,
-            format!("at most {} experts of the kept groups", spec.kept_groups * size),
+            format!("at most {kept} experts of the kept groups"),
         ));
     }
-    Ok(size)
+    Ok(())
 }
 
 /// `experts`: one set of routes per token, every expert inside the stack.
-pub fn experts(
-    x: Shape,
-    routed_tokens: usize,
-    routed_experts: usize,
-    weights: Shape,
-    count: usize,
-) -> Result<()> {
-    equal("experts", "the width of x", x.cols, weights.cols)?;
-    equal("experts", "the tokens routed", routed_tokens, x.rows)?;
-    equal("experts", "the experts routed over", routed_experts, count)
+pub fn experts(x: Shape, routes: RoutedShape, weights: ExpertShape) -> Result<()> {
+    equal("experts", "the width of x", x.cols, weights.hidden)?;
+    equal("experts", "the tokens routed", routes.tokens, x.rows)?;
+    equal("experts", "the experts routed over", routes.experts, weights.count)
 }
 
 /// `combine`
-pub fn combine<T: Handle>(h: Shape, moe: Shape, shared: &Shared<'_, T>) -> Result<()> {
+pub fn combine<T: Handle<Shape = Shape>>(h: Shape, moe: Shape, shared: &Shared<'_, T>) -> Result<()> {
     equal("combine", "moe", moe, h)?;
     match shared {
         Shared::Absent => Ok(()),
@@ -408,14 +433,14 @@ pub fn gdn_gates(a: Shape, b: Shape, a_log: Shape, dt_bias: Shape) -> Result<usi
     Ok(a.cols)
 }
 
-/// `gdn`, against the shapes of the states; returns the width of all value heads.
+/// `gdn`, against the shapes of the states.
 pub fn gdn(
     qkv: Shape,
     g: Shape,
     beta: Shape,
     spans: &[Span],
     states: impl ExactSizeIterator<Item = GdnShape>,
-) -> Result<usize> {
+) -> Result<()> {
     rows("gdn", "the rows of qkv", qkv, spans)?;
     per_span("gdn", spans, states.len())?;
     let mut width = None;
@@ -424,35 +449,13 @@ pub fn gdn(
         let total = shape.value_total();
         equal("gdn", "the value width of a state", total, *width.get_or_insert(total))?;
     }
-    Ok(width.unwrap_or_default())
+    Ok(())
 }
 
 fn recurrence(operation: &'static str, qkv: Shape, g: Shape, beta: Shape, shape: &GdnShape) -> Result<()> {
     equal(operation, "the width of qkv", qkv.cols, shape.channels())?;
     equal(operation, "g", g, Shape { rows: qkv.rows, cols: shape.value_heads })?;
     equal(operation, "beta", beta, g)
-}
-
-/// `gated_delta`, against the shapes of the states.
-pub fn gated_delta<T: Handle>(
-    qkv: Shape,
-    a: Shape,
-    b: Shape,
-    weights: &GdnWeights<T>,
-    spans: &[Span],
-    states: impl ExactSizeIterator<Item = GdnShape>,
-) -> Result<()> {
-    const OP: &str = "gated_delta";
-    rows(OP, "the rows of qkv", qkv, spans)?;
-    per_span(OP, spans, states.len())?;
-    gdn_gates(a, b, weights.a_log.shape(), weights.dt_bias.shape())?;
-    for shape in states {
-        equal(OP, "the key width of a state", shape.key_dim, weights.shape.key_dim)?;
-        equal(OP, "the value width of a state", shape.value_total(), weights.shape.value_total())?;
-        convolution(OP, qkv, weights.conv.shape(), &shape)?;
-        recurrence(OP, qkv, a, b, &shape)?;
-    }
-    Ok(())
 }
 
 /// That a cache's image belongs to its shape; returns the tokens it holds.

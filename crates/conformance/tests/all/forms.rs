@@ -11,7 +11,6 @@ use engine::{
     Engine, EngineOptions, Finish, Grammar, Grammars, Job, SamplingParams, Scheduler, SchedulerOptions,
     Tokenizer, Update, Updates,
 };
-use gpu::Gpu;
 use models::Model;
 use serde_json::{Value as Json, json};
 
@@ -138,8 +137,7 @@ fn the_largest_of_the_allowed_are_enough() {
 /// There the likeliest token would be chosen by the device, if it were not for the form. A machine without any adapter skips this.
 #[test]
 fn a_device_chooses_only_what_is_allowed() {
-    let options = gpu::Options { adapter: gpu::Choice::Any, ..Default::default() };
-    let Ok(gpu) = Gpu::new(&options).inspect_err(|error| println!("skipped: {error}")) else { return };
+    let Some(gpu) = crate::devices::chained() else { return };
     let model = Storyteller::open(gpu, false);
     for sampling in samplings() {
         let form = Grammar::Regex("[0-9]{30}".into());

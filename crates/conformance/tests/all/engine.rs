@@ -1,10 +1,8 @@
 //! The loop with one request at a time on real fixtures: generation, returning to common prefixes, state
 //! files, limits.
 
-mod common;
-
+use crate::common::{Heard, job, run, step_by_step, step_until};
 use backend::{Backend, CacheFloat};
-use common::{Heard, job, run, step_by_step, step_until};
 use conformance::models::{Fixture, fixtures, fixtures_folder, relative_error};
 use cpu::{Cpu, Numerics, Options};
 use engine::{
@@ -267,6 +265,6 @@ fn prompts_are_scored() {
         }
         assert!(relative_error(&logits, &fixture.logits) < 1e-4);
         assert_eq!(ids, fixture.greedy[..2]);
-        assert_eq!(common::wait(&others).ids.len(), 30);
+        assert_eq!(crate::common::wait(&others).ids.len(), 30);
     }
 }
