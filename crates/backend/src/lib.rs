@@ -13,6 +13,7 @@ pub mod check;
 mod checked;
 mod error;
 mod ops;
+pub mod pool;
 mod profile;
 pub mod reference;
 mod rope;
