@@ -176,7 +176,7 @@ pub struct Head<'a, B: Weights> {
 
 /// What models call: a layer is two or three of these.
 ///
-/// Default bodies compose [`Ops`] (see [`reference`]); a machine that can do better overrides a block. A machine
+/// Default bodies compose [`Ops`] (see [`reference`](mod@reference)); a machine that can do better overrides a block. A machine
 /// without a fused kernel for some combination of options calls the composition; it never ignores an option.
 pub trait Blocks: Ops {
     /// The residual stream, plus what is still to be added to it: the only place where the end of one block can fuse

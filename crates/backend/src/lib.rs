@@ -3,7 +3,7 @@
 //! Five traits: [`Weights`] takes a checkpoint's weights over, [`Ops`] has one method per formula, [`Blocks`] is what
 //! models call, [`Cache`] what sequences keep, [`Run`] how steps run; [`Backend`] is all of them. Model code calls blocks
 //! in order and never looks at a result: the CPU computes at once, a GPU only records, and nothing waits until a read.
-//! [`Checked`] checks shapes, once for all machines; [`reference`] has the blocks as compositions of operations. This
+//! [`Checked`] checks shapes, once for all machines; [`reference`](mod@reference) has the blocks as compositions of operations. This
 //! crate holds no kernels.
 
 mod batch;
