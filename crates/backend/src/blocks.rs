@@ -195,9 +195,10 @@ pub trait Blocks: Ops {
         h: Self::Hidden,
         w: &Attention<Self>,
         batch: &Batch<Self>,
-        caches: &mut [&mut Self::KvCache],
+        slabs: &mut Self::Slabs,
+        layer: usize,
     ) -> Result<Self::Hidden> {
-        Ok(self.hidden(reference::attention(&Checked(self), self.tensor(h)?, w, batch, caches)?))
+        Ok(self.hidden(reference::attention(&Checked(self), self.tensor(h)?, w, batch, slabs, layer)?))
     }
 
     /// See [`LatentAttention`].
@@ -206,9 +207,10 @@ pub trait Blocks: Ops {
         h: Self::Hidden,
         w: &LatentAttention<Self>,
         batch: &Batch<Self>,
-        caches: &mut [&mut Self::KvCache],
+        slabs: &mut Self::Slabs,
+        layer: usize,
     ) -> Result<Self::Hidden> {
-        Ok(self.hidden(reference::latent_attention(&Checked(self), self.tensor(h)?, w, batch, caches)?))
+        Ok(self.hidden(reference::latent_attention(&Checked(self), self.tensor(h)?, w, batch, slabs, layer)?))
     }
 
     /// See [`GatedDelta`].
@@ -217,9 +219,10 @@ pub trait Blocks: Ops {
         h: Self::Hidden,
         w: &GatedDelta<Self>,
         batch: &Batch<Self>,
-        states: &mut [&mut Self::Recurrent],
+        slabs: &mut Self::Slabs,
+        layer: usize,
     ) -> Result<Self::Hidden> {
-        Ok(self.hidden(reference::gated_delta(&Checked(self), self.tensor(h)?, w, batch, states)?))
+        Ok(self.hidden(reference::gated_delta(&Checked(self), self.tensor(h)?, w, batch, slabs, layer)?))
     }
 
     /// See [`Mlp`].

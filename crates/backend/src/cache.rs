@@ -1,36 +1,58 @@
-//! What sequences keep between steps.
+//! Memory for what sequences keep between steps.
 
-use crate::{GdnShape, KvImage, KvShape, Ops, RecurrentImage, Result};
+use std::ops::Range;
 
-/// Makes, cuts back, copies, saves and loads caches and recurrent states.
+use crate::pool::{Copies, LayerShape, Layers, Places, Table};
+use crate::{KvImage, Ops, RecurrentImage, Result};
+
+/// Keeps the blocks and state rows of a [`Pool`](crate::pool::Pool), which says what lies where.
+///
+/// A place is a number below those that [`grow`](Self::grow) was last asked for. Places are given up and handed out
+/// again without a word; all methods run in order with the steps around them.
 pub trait Cache: Ops {
-    /// An empty cache. It grows as tokens are appended.
-    fn kv_cache(&self, shape: &KvShape) -> Result<Self::KvCache>;
-
-    /// Forgets all but the first `len` tokens. Returns false, and changes nothing, when a ring has already overwritten
-    /// tokens that the shorter cache would need.
-    fn kv_truncate(&self, cache: &mut Self::KvCache, len: usize) -> Result<bool>;
-
-    /// Waits, and copies a cache to the host.
-    fn kv_save(&self, cache: &Self::KvCache) -> Result<KvImage>;
-
-    /// A cache from its image.
-    fn kv_load(&self, shape: &KvShape, image: &KvImage) -> Result<Self::KvCache>;
-
-    /// A copy that later steps do not change.
-    fn kv_clone(&self, shape: &KvShape, cache: &Self::KvCache) -> Result<Self::KvCache> {
-        self.kv_load(shape, &self.kv_save(cache)?)
+    /// Bytes here of a block of a layer with keys, or of the state row of a recurrent one.
+    fn place_bytes(&self, shape: &LayerShape) -> u64 {
+        shape.place_bytes()
     }
 
-    /// A state of zeros.
-    fn recurrent(&self, shape: &GdnShape) -> Result<Self::Recurrent>;
+    /// Most places of a layer that can be reached here, whatever memory there is.
+    fn most_places(&self, _shape: &LayerShape) -> u32 {
+        u32::MAX
+    }
 
-    /// A copy that later steps do not change.
-    fn recurrent_clone(&self, state: &Self::Recurrent) -> Result<Self::Recurrent>;
+    /// Memory for these layers, without any places.
+    fn slabs(&self, layers: &Layers) -> Result<Self::Slabs>;
 
-    /// Waits, and copies a state to the host.
-    fn recurrent_save(&self, state: &Self::Recurrent) -> Result<RecurrentImage>;
+    /// Makes room for at least so many places; what the present ones hold stays.
+    fn grow(&self, slabs: &mut Self::Slabs, places: &Places) -> Result<()>;
 
-    /// A state from its image.
-    fn recurrent_load(&self, shape: &GdnShape, image: &RecurrentImage) -> Result<Self::Recurrent>;
+    /// Copies blocks and state rows, in all layers that have such.
+    fn copy(&self, slabs: &mut Self::Slabs, copies: &Copies) -> Result<()>;
+
+    /// Makes a state row that of a sequence that has seen nothing, in all recurrent layers.
+    fn clear(&self, slabs: &mut Self::Slabs, row: u32) -> Result<()>;
+
+    /// Waits, and copies some positions of a layer with keys to the host; the last of them is the sequence's last.
+    fn save_kv(
+        &self,
+        slabs: &Self::Slabs,
+        layer: usize,
+        table: &Table,
+        positions: Range<usize>,
+    ) -> Result<KvImage>;
+
+    /// Writes an image's positions from the first that `table` holds on.
+    fn load_kv(&self, slabs: &mut Self::Slabs, layer: usize, table: &Table, image: &KvImage) -> Result<()>;
+
+    /// Waits, and copies a row of a recurrent layer to the host.
+    fn save_state(&self, slabs: &Self::Slabs, layer: usize, row: u32) -> Result<RecurrentImage>;
+
+    /// Writes a row of a recurrent layer.
+    fn load_state(
+        &self,
+        slabs: &mut Self::Slabs,
+        layer: usize,
+        row: u32,
+        image: &RecurrentImage,
+    ) -> Result<()>;
 }

@@ -3,8 +3,8 @@
 use std::ops::Deref;
 
 use crate::{
-    Activation, Attention, Batch, Blocks, GatedDelta, GdnShape, GdnVectors, Handle, Head, KvShape,
-    LatentAttention, LatentScores, Mlp, Moe, Ops, Result, Routing, Scores, Shared, check,
+    Activation, Attention, Batch, Blocks, GatedDelta, GdnShape, GdnVectors, Handle, Head, LatentAttention,
+    LatentScores, Mlp, Moe, Ops, Result, Routing, Scores, Shared, check,
 };
 
 /// What models, blocks and tests call: [`Ops`] and [`Blocks`] behind their checks. Methods that need none are the
@@ -25,18 +25,6 @@ impl<B> Deref for Checked<'_, B> {
     fn deref(&self) -> &B {
         self.0
     }
-}
-
-fn held<'c, C: Handle<Shape = (KvShape, usize)> + 'c>(
-    caches: &'c [impl Deref<Target = C>],
-) -> impl ExactSizeIterator<Item = (KvShape, usize)> + 'c {
-    caches.iter().map(|cache| cache.shape())
-}
-
-fn shapes<'c, S: Handle<Shape = GdnShape> + 'c>(
-    states: &'c [&mut S],
-) -> impl ExactSizeIterator<Item = GdnShape> + 'c {
-    states.iter().map(|state| state.shape())
 }
 
 /// [`Ops`], checked.
@@ -207,10 +195,11 @@ impl<B: Ops> Checked<'_, B> {
         k: &B::Tensor,
         v: &B::Tensor,
         batch: &Batch<B>,
-        caches: &mut [&mut B::KvCache],
+        slabs: &mut B::Slabs,
+        layer: usize,
     ) -> Result<()> {
-        check::append("kv_append", k.shape(), v.shape(), batch.spans(), held(caches))?;
-        self.0.kv_append(k, v, batch, caches)
+        check::append("kv_append", k.shape(), v.shape(), batch.spans(), &batch.kv_shape(layer)?)?;
+        self.0.kv_append(k, v, batch, slabs, layer)
     }
 
     /// [`Ops::sdpa`]
@@ -218,11 +207,12 @@ impl<B: Ops> Checked<'_, B> {
         &self,
         q: &B::Tensor,
         batch: &Batch<B>,
-        caches: &[&B::KvCache],
+        slabs: &B::Slabs,
+        layer: usize,
         scores: &Scores,
     ) -> Result<B::Tensor> {
-        check::sdpa(q.shape(), scores, batch.spans(), held(caches))?;
-        self.0.sdpa(q, batch, caches, scores)
+        check::sdpa(q.shape(), scores, batch.spans(), &batch.kv_shape(layer)?)?;
+        self.0.sdpa(q, batch, slabs, layer, scores)
     }
 
     /// [`Ops::mla_absorb_q`]
@@ -237,10 +227,11 @@ impl<B: Ops> Checked<'_, B> {
         latent: &B::Tensor,
         k_pe: &B::Tensor,
         batch: &Batch<B>,
-        caches: &mut [&mut B::KvCache],
+        slabs: &mut B::Slabs,
+        layer: usize,
     ) -> Result<()> {
-        check::mla_append(latent.shape(), k_pe.shape(), batch.spans(), held(caches))?;
-        self.0.mla_append(latent, k_pe, batch, caches)
+        check::mla_append(latent.shape(), k_pe.shape(), batch.spans(), &batch.kv_shape(layer)?)?;
+        self.0.mla_append(latent, k_pe, batch, slabs, layer)
     }
 
     /// [`Ops::mla_attention`]
@@ -249,11 +240,12 @@ impl<B: Ops> Checked<'_, B> {
         q: &B::Tensor,
         q_pe: &B::Tensor,
         batch: &Batch<B>,
-        caches: &[&B::KvCache],
+        slabs: &B::Slabs,
+        layer: usize,
         scores: &LatentScores,
     ) -> Result<B::Tensor> {
-        check::mla_attention(q.shape(), q_pe.shape(), scores.heads, batch.spans(), held(caches))?;
-        self.0.mla_attention(q, q_pe, batch, caches, scores)
+        check::mla_attention(q.shape(), q_pe.shape(), scores.heads, batch.spans(), &batch.kv_shape(layer)?)?;
+        self.0.mla_attention(q, q_pe, batch, slabs, layer, scores)
     }
 
     /// [`Ops::mla_unabsorb`]
@@ -321,10 +313,11 @@ impl<B: Ops> Checked<'_, B> {
         x: &B::Tensor,
         w: &B::Tensor,
         batch: &Batch<B>,
-        states: &mut [&mut B::Recurrent],
+        slabs: &mut B::Slabs,
+        layer: usize,
     ) -> Result<B::Tensor> {
-        check::conv_causal(x.shape(), w.shape(), batch.spans(), shapes(states))?;
-        self.0.conv_causal(x, w, batch, states)
+        check::conv_causal(x.shape(), w.shape(), batch.spans(), &batch.gdn_shape(layer)?)?;
+        self.0.conv_causal(x, w, batch, slabs, layer)
     }
 
     /// [`Ops::gdn_qk_norm`]
@@ -352,10 +345,11 @@ impl<B: Ops> Checked<'_, B> {
         g: &B::Tensor,
         beta: &B::Tensor,
         batch: &Batch<B>,
-        states: &mut [&mut B::Recurrent],
+        slabs: &mut B::Slabs,
+        layer: usize,
     ) -> Result<B::Tensor> {
-        check::gdn(qkv.shape(), g.shape(), beta.shape(), batch.spans(), shapes(states))?;
-        self.0.gdn(qkv, g, beta, batch, states)
+        check::gdn(qkv.shape(), g.shape(), beta.shape(), batch.spans(), &batch.gdn_shape(layer)?)?;
+        self.0.gdn(qkv, g, beta, batch, slabs, layer)
     }
 }
 
@@ -368,10 +362,11 @@ impl<B: Blocks> Checked<'_, B> {
         h: B::Hidden,
         w: &Attention<B>,
         batch: &Batch<B>,
-        caches: &mut [&mut B::KvCache],
+        slabs: &mut B::Slabs,
+        layer: usize,
     ) -> Result<B::Hidden> {
-        check::blocks::attention(w, batch.spans(), held(caches))?;
-        self.0.attention(h, w, batch, caches)
+        check::blocks::attention(w, &batch.kv_shape(layer)?)?;
+        self.0.attention(h, w, batch, slabs, layer)
     }
 
     /// [`Blocks::latent_attention`]
@@ -380,10 +375,11 @@ impl<B: Blocks> Checked<'_, B> {
         h: B::Hidden,
         w: &LatentAttention<B>,
         batch: &Batch<B>,
-        caches: &mut [&mut B::KvCache],
+        slabs: &mut B::Slabs,
+        layer: usize,
     ) -> Result<B::Hidden> {
-        check::blocks::latent_attention(w, batch.spans(), held(caches))?;
-        self.0.latent_attention(h, w, batch, caches)
+        check::blocks::latent_attention(w, &batch.kv_shape(layer)?)?;
+        self.0.latent_attention(h, w, batch, slabs, layer)
     }
 
     /// [`Blocks::gated_delta`]
@@ -392,10 +388,11 @@ impl<B: Blocks> Checked<'_, B> {
         h: B::Hidden,
         w: &GatedDelta<B>,
         batch: &Batch<B>,
-        states: &mut [&mut B::Recurrent],
+        slabs: &mut B::Slabs,
+        layer: usize,
     ) -> Result<B::Hidden> {
-        check::blocks::gated_delta(w, batch.spans(), shapes(states))?;
-        self.0.gated_delta(h, w, batch, states)
+        check::blocks::gated_delta(w, &batch.gdn_shape(layer)?)?;
+        self.0.gated_delta(h, w, batch, slabs, layer)
     }
 
     /// [`Blocks::mlp`]

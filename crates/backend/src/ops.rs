@@ -1,8 +1,8 @@
 //! The operations: one formula each, no fusion.
 
 use crate::{
-    Activation, Batch, GdnShape, GdnVectors, Handle, KvShape, LatentScores, Result, RoutedShape, Routing,
-    Scores, Shared, Span, Weights,
+    Activation, Batch, GdnShape, GdnVectors, Handle, LatentScores, Result, RoutedShape, Routing, Scores,
+    Shared, Span, StepTables, Weights,
 };
 
 /// What a machine can compute, one formula per method.
@@ -14,21 +14,26 @@ use crate::{
 /// - An operation computes or records, and returns a cheap handle; nothing waits until a `read`.
 /// - Every operation gives for n tokens at once what n calls with one token each give, up to rounding.
 /// - An argument taken by value may be overwritten with the result.
-/// - Operations on caches take one cache per span of the batch, in the same order.
+/// - Operations on caches take the pool's memory and the number of a layer in it; the batch says where its sequences lie
+///   there.
 pub trait Ops: Weights {
     /// K distinct experts and their weights for each token.
     type Routes: Handle<Shape = RoutedShape> + Clone + Send;
-    /// Keys and values of one layer of one sequence; the shape comes with the tokens held.
-    type KvCache: Handle<Shape = (KvShape, usize)> + Send;
-    /// Convolution window and recurrent matrices of one Gated DeltaNet layer of one sequence.
-    type Recurrent: Handle<Shape = GdnShape> + Send;
+    /// Caches and recurrent states of all sequences, in places that a [`Pool`](crate::pool::Pool) hands out.
+    type Slabs: Send;
     /// What a batch needs on the device.
     type BatchData;
 
     // ---- Values ----
 
     /// Prepares a batch; called by [`Batch::new`] with at least one token, spans in row order without gaps.
-    fn prepare_batch(&self, tokens: &[u32], spans: &[Span]) -> Result<Self::BatchData>;
+    fn prepare_batch(
+        &self,
+        tokens: &[u32],
+        spans: &[Span],
+        tables: &StepTables,
+        slabs: &Self::Slabs,
+    ) -> Result<Self::BatchData>;
 
     /// Copies values from the host.
     fn upload(&self, rows: usize, cols: usize, values: &[f32]) -> Result<Self::Tensor>;
@@ -165,23 +170,25 @@ pub trait Ops: Weights {
         heads: usize,
     ) -> Result<Self::Tensor>;
 
-    /// Writes keys and values of the batch behind those in the caches; a span's position must be its cache's length.
+    /// Writes keys and values of the batch where its tokens have their places.
     fn kv_append(
         &self,
         k: &Self::Tensor,
         v: &Self::Tensor,
         batch: &Batch<Self>,
-        caches: &mut [&mut Self::KvCache],
+        slabs: &mut Self::Slabs,
+        layer: usize,
     ) -> Result<()>;
 
-    /// Grouped-query attention over the caches, to which the batch's own keys have been appended:
+    /// Grouped-query attention over a layer's keys, those of the batch included, which have been appended:
     /// `s_j = softcap(scale * q[h] . k_j[h / group])`, `y[h] = sum_j softmax(s)_j v_j[h / group]` over the keys that
     /// are seen, with a running maximum and sum, so that no `n x n` matrix exists.
     fn sdpa(
         &self,
         q: &Self::Tensor,
         batch: &Batch<Self>,
-        caches: &[&Self::KvCache],
+        slabs: &Self::Slabs,
+        layer: usize,
         scores: &Scores,
     ) -> Result<Self::Tensor>;
 
@@ -189,13 +196,15 @@ pub trait Ops: Weights {
     /// `[n, heads * rank]`.
     fn mla_absorb_q(&self, q: &Self::Tensor, weights: &Self::HeadMatrices) -> Result<Self::Tensor>;
 
-    /// Writes latents `[n, rank]` (after their norm) and rotated key parts `[n, rope]` of the batch into latent caches.
+    /// Writes latents `[n, rank]` (after their norm) and rotated key parts `[n, rope]` of the batch where its tokens have
+    /// their places.
     fn mla_append(
         &self,
         latent: &Self::Tensor,
         k_pe: &Self::Tensor,
         batch: &Batch<Self>,
-        caches: &mut [&mut Self::KvCache],
+        slabs: &mut Self::Slabs,
+        layer: usize,
     ) -> Result<()>;
 
     /// `s_j = scale * (q'[h] . c_j + q_pe[h] . k_pe_j)`, causal softmax, `o[h] = sum_j p_j c_j`.
@@ -204,7 +213,8 @@ pub trait Ops: Weights {
         q: &Self::Tensor,
         q_pe: &Self::Tensor,
         batch: &Batch<Self>,
-        caches: &[&Self::KvCache],
+        slabs: &Self::Slabs,
+        layer: usize,
         scores: &LatentScores,
     ) -> Result<Self::Tensor>;
 
@@ -264,7 +274,8 @@ pub trait Ops: Weights {
         x: &Self::Tensor,
         w: &Self::Tensor,
         batch: &Batch<Self>,
-        states: &mut [&mut Self::Recurrent],
+        slabs: &mut Self::Slabs,
+        layer: usize,
     ) -> Result<Self::Tensor>;
 
     /// On `[q | k | v]`, per head: `q = q * rsqrt(sum(q^2) + 1e-6) / sqrt(dk)`, `k = k * rsqrt(sum(k^2) + 1e-6)`; `v`
@@ -287,6 +298,7 @@ pub trait Ops: Weights {
         g: &Self::Tensor,
         beta: &Self::Tensor,
         batch: &Batch<Self>,
-        states: &mut [&mut Self::Recurrent],
+        slabs: &mut Self::Slabs,
+        layer: usize,
     ) -> Result<Self::Tensor>;
 }

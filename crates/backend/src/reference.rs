@@ -30,10 +30,11 @@ pub fn attention<B: Ops>(
     h: B::Tensor,
     w: &Attention<B>,
     batch: &Batch<B>,
-    caches: &mut [&mut B::KvCache],
+    slabs: &mut B::Slabs,
+    layer: usize,
 ) -> Result<B::Tensor> {
     let projected = b.matmuls(&norm(b, &h, &w.norm)?, &w.projections)?;
-    let y = attention_core(b, projected, w, batch, caches)?;
+    let y = attention_core(b, projected, w, batch, slabs, layer)?;
     project(b, h, &y, &w.out, &w.residual)
 }
 
@@ -43,7 +44,8 @@ pub fn attention_core<B: Ops>(
     projected: Vec<B::Tensor>,
     w: &Attention<B>,
     batch: &Batch<B>,
-    caches: &mut [&mut B::KvCache],
+    slabs: &mut B::Slabs,
+    layer: usize,
 ) -> Result<B::Tensor> {
     let mut parts = projected.into_iter();
     let mut part = || parts.next().ok_or_else(|| w.missing_part());
@@ -59,12 +61,11 @@ pub fn attention_core<B: Ops>(
         let k = b.rms_norm_heads(k, Some(&own.k_norm.w), own.heads, eps)?;
         let k = b.rope(k, batch, &w.rope, own.heads)?;
         let v = if own.norm_values { b.rms_norm_heads(v, None, own.heads, eps)? } else { v };
-        b.kv_append(&k, &v, batch, caches)?;
+        b.kv_append(&k, &v, batch, slabs, layer)?;
     }
     let q = b.rms_norm_heads(q, Some(&w.q_norm.w), w.heads, w.q_norm.eps)?;
     let q = b.rope(q, batch, &w.rope, w.heads)?;
-    let caches: Vec<&B::KvCache> = caches.iter().map(|cache| &**cache).collect();
-    let y = b.sdpa(&q, batch, &caches, &w.scores())?;
+    let y = b.sdpa(&q, batch, slabs, layer, &w.scores())?;
     match gate {
         Some(gate) => b.sigmoid_gate(y, &gate),
         None => Ok(y),
@@ -113,14 +114,15 @@ pub fn latent_append<B: Ops>(
     [q, kv]: [&B::Tensor; 2],
     w: &LatentAttention<B>,
     batch: &Batch<B>,
-    caches: &mut [&mut B::KvCache],
+    slabs: &mut B::Slabs,
+    layer: usize,
 ) -> Result<[B::Tensor; 2]> {
     let (q, q_pe) = b.split_heads(q, w.heads, w.nope)?;
     let (latent, k_pe) = b.split_heads(kv, 1, w.latent_norm.w.shape().cols)?;
     let latent = norm(b, &latent, &w.latent_norm)?;
     let q_pe = b.rope(q_pe, batch, &w.rope, w.heads)?;
     let k_pe = b.rope(k_pe, batch, &w.rope, 1)?;
-    b.mla_append(&latent, &k_pe, batch, caches)?;
+    b.mla_append(&latent, &k_pe, batch, slabs, layer)?;
     Ok([q, q_pe])
 }
 
@@ -131,10 +133,11 @@ pub fn absorbed<B: Ops>(
     [q, q_pe]: [&B::Tensor; 2],
     w: &LatentAttention<B>,
     batch: &Batch<B>,
-    caches: &[&B::KvCache],
+    slabs: &B::Slabs,
+    layer: usize,
 ) -> Result<B::Tensor> {
     let q = b.mla_absorb_q(q, &w.embed_q)?;
-    let o = b.mla_attention(&q, q_pe, batch, caches, &w.scores())?;
+    let o = b.mla_attention(&q, q_pe, batch, slabs, layer, &w.scores())?;
     b.mla_unabsorb(&o, &w.unembed_out)
 }
 
@@ -151,12 +154,12 @@ pub fn latent_attention<B: Ops>(
     h: B::Tensor,
     w: &LatentAttention<B>,
     batch: &Batch<B>,
-    caches: &mut [&mut B::KvCache],
+    slabs: &mut B::Slabs,
+    layer: usize,
 ) -> Result<B::Tensor> {
     let [q, kv] = latent_projections(b, &h, w)?;
-    let [q, q_pe] = latent_append(b, [&q, &kv], w, batch, caches)?;
-    let caches: Vec<&B::KvCache> = caches.iter().map(|cache| &**cache).collect();
-    let y = absorbed(b, [&q, &q_pe], w, batch, &caches)?;
+    let [q, q_pe] = latent_append(b, [&q, &kv], w, batch, slabs, layer)?;
+    let y = absorbed(b, [&q, &q_pe], w, batch, slabs, layer)?;
     b.matmul_add(&y, &w.out, h)
 }
 
@@ -211,12 +214,13 @@ pub fn gdn_core<B: Ops>(
     inputs: &GdnInputs<B::Tensor>,
     w: &GatedDelta<B>,
     batch: &Batch<B>,
-    states: &mut [&mut B::Recurrent],
+    slabs: &mut B::Slabs,
+    layer: usize,
 ) -> Result<B::Tensor> {
-    let qkv = b.conv_causal(&inputs.qkv, &w.vectors.conv, batch, states)?;
+    let qkv = b.conv_causal(&inputs.qkv, &w.vectors.conv, batch, slabs, layer)?;
     let qkv = b.gdn_qk_norm(qkv, &w.shape)?;
     let (g, beta) = b.gdn_gates(&inputs.a, &inputs.b, &w.vectors)?;
-    b.gdn(&qkv, &g, &beta, batch, states)
+    b.gdn(&qkv, &g, &beta, batch, slabs, layer)
 }
 
 /// [`Blocks::gated_delta`](crate::Blocks::gated_delta)
@@ -225,9 +229,10 @@ pub fn gated_delta<B: Ops>(
     h: B::Tensor,
     w: &GatedDelta<B>,
     batch: &Batch<B>,
-    states: &mut [&mut B::Recurrent],
+    slabs: &mut B::Slabs,
+    layer: usize,
 ) -> Result<B::Tensor> {
-    gated_delta_with(b, h, w, |inputs| gdn_core(b, inputs, w, batch, states))
+    gated_delta_with(b, h, w, |inputs| gdn_core(b, inputs, w, batch, slabs, layer))
 }
 
 /// The same with another way through the core.

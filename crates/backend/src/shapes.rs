@@ -241,14 +241,11 @@ pub struct KvShape {
     pub value_dim: usize,
     /// How values are stored.
     pub float: CacheFloat,
-    /// When given, only the last so many tokens (and those of the running step) are kept, in a ring.
+    /// When given, a query sees only the last so many tokens, its own included.
     pub window: Option<usize>,
 }
 
 impl KvShape {
-    /// Tokens that a cache has room for are a multiple of this, or a backend's own that is no smaller.
-    pub const BLOCK: usize = 64;
-
     /// Bytes of one token.
     pub fn token_bytes(&self) -> usize {
         self.heads * (self.float.row_bytes(self.key_dim) + self.float.row_bytes(self.value_dim))

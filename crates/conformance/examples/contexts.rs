@@ -10,23 +10,25 @@ use std::error::Error;
 use std::path::Path;
 use std::time::Instant;
 
-use backend::{CacheFloat, Ops};
+use backend::pool::Slot;
+use backend::{CacheFloat, Ops, Tokens};
 use checkpoint::Checkpoint;
+use conformance::models::Sequences;
 use cpu::{Cpu, Options};
-use models::{Logits, Model, Request, State};
+use models::{Logits, Model, Request};
 
 const TURNS: u32 = 80;
 const CHUNK: usize = 2048;
 
 /// Runs some tokens, of which nobody wants to know the logits, or the largest of the last one's.
 fn step(
-    model: &Model<Cpu>,
-    state: &mut State<Cpu>,
+    sequences: &mut Sequences<'_, Cpu>,
+    slot: Slot,
     tokens: &[u32],
     logits: Logits,
 ) -> Result<(), Box<dyn Error>> {
-    if let Some(rows) = model.step(&mut [Request { tokens, state, logits }])? {
-        model.backend().read_top(&rows, 1, &[])?;
+    if let Some(rows) = sequences.step(&[Request { slot, tokens: Tokens::Ids(tokens), logits }])? {
+        sequences.model.backend().read_top(&rows, 1, &[])?;
     }
     Ok(())
 }
@@ -45,18 +47,19 @@ fn main() -> Result<(), Box<dyn Error>> {
     let model = Model::load(&Checkpoint::open(Path::new(folder))?, cpu)?;
     let vocabulary = model.summary().vocabulary as u32;
     let contexts = contexts.split(',').map(str::parse).collect::<Result<Vec<u32>, _>>()?;
-    let mut states = Vec::new();
+    let mut sequences = Sequences::new(&model, CacheFloat::F16)?;
+    let mut slots = Vec::new();
     for context in &contexts {
-        let mut state = model.state(CacheFloat::F16)?;
+        let slot = sequences.create()?;
         let tokens: Vec<u32> = (0..*context).map(|i| i * 7919 % vocabulary).collect();
-        tokens.chunks(CHUNK).try_for_each(|chunk| step(&model, &mut state, chunk, Logits::None))?;
-        states.push(state);
+        tokens.chunks(CHUNK).try_for_each(|chunk| step(&mut sequences, slot, chunk, Logits::None))?;
+        slots.push(slot);
     }
     let mut times = vec![Vec::new(); contexts.len()];
     for turn in 0..TURNS {
-        for (state, times) in states.iter_mut().zip(&mut times) {
+        for (slot, times) in slots.iter().zip(&mut times) {
             let started = Instant::now();
-            step(&model, state, &[turn * 104_729 % vocabulary], Logits::Last)?;
+            step(&mut sequences, *slot, &[turn * 104_729 % vocabulary], Logits::Last)?;
             times.push(1e3 * started.elapsed().as_secs_f64());
         }
     }

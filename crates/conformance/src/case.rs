@@ -312,8 +312,9 @@ const ROUNDED: [&str; 17] = [
     "moe",
 ];
 
-/// Operations in which fast numerics round where caches are of halves or of codes, which the names of such cases say.
-const ROUNDED_BY_CACHES: [&str; 5] = ["sdpa", "mla_attention", "kv_save", "kv_clone", "kv_truncate"];
+/// Operations in which fast numerics round where caches are of f16 or of codes, which the names of such cases say.
+const ROUNDED_BY_CACHES: [&str; 9] =
+    ["sdpa", "mla_attention", "kv_append", "save_kv", "load_kv", "copy", "grow", "truncate", "release"];
 
 /// The operation that a case's name begins with.
 fn operation(name: &str) -> &str {

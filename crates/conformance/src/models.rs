@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use backend::{Backend, CacheFloat};
+use backend::pool::{Pool, Slot};
+use backend::{Backend, CacheFloat, Error, Tokens};
 use checkpoint::{Checkpoint, read_file};
-use models::{Logits, Model, Request, State};
+use models::{Logits, Model, Request, Result};
 
 /// A checkpoint and what mlx-lm, run in f32, makes of it.
 pub struct Fixture {
@@ -69,35 +70,77 @@ pub fn relative_error(a: &[f32], b: &[f32]) -> f64 {
     (difference / norm).sqrt()
 }
 
-/// Runs tokens through a state in chunks and returns all their logits.
-pub fn logits_in_chunks<B: Backend>(
-    model: &Model<B>,
-    state: &mut State<B>,
-    ids: &[u32],
-    chunk: usize,
-) -> models::Result<Vec<f32>> {
-    let mut logits = Vec::new();
-    for tokens in ids.chunks(chunk) {
-        let rows = model.step(&mut [Request { tokens, state, logits: Logits::All }])?;
-        logits.extend(model.backend().read(&rows.expect("logits were asked for"))?);
+/// More than any test takes.
+pub const BUDGET: u64 = 1 << 40;
+
+/// A model and a pool for its sequences, without a limit.
+pub struct Sequences<'a, B: Backend> {
+    /// The model.
+    pub model: &'a Model<B>,
+    /// What its sequences keep.
+    pub pool: Pool<B>,
+}
+
+fn full() -> models::Error {
+    Error::OutOfMemory("the pool of a test is full".into()).into()
+}
+
+impl<'a, B: Backend> Sequences<'a, B> {
+    /// No sequence yet.
+    pub fn new(model: &'a Model<B>, float: CacheFloat) -> Result<Self> {
+        Ok(Self { model, pool: model.pool(float, BUDGET)? })
     }
-    Ok(logits)
+
+    /// One that has seen nothing.
+    pub fn create(&mut self) -> Result<Slot> {
+        self.pool.create(self.model.backend())?.ok_or_else(full)
+    }
+
+    /// Makes room for a step and runs it.
+    pub fn step(&mut self, requests: &[Request<'_>]) -> Result<Option<B::Tensor>> {
+        reserve(self.model.backend(), &mut self.pool, requests)?;
+        self.model.step(&mut self.pool, requests)
+    }
+
+    /// The next tokens of a sequence in chunks; returns all their logits.
+    pub fn logits(&mut self, slot: Slot, ids: &[u32], chunk: usize) -> Result<Vec<f32>> {
+        let mut logits = Vec::new();
+        for ids in ids.chunks(chunk) {
+            let request = Request { slot, tokens: Tokens::Ids(ids), logits: Logits::All };
+            let rows = self.step(&[request])?.expect("logits were asked for");
+            logits.extend(self.model.backend().read(&rows)?);
+        }
+        Ok(logits)
+    }
+}
+
+/// Makes room in a pool for the tokens of a step.
+pub fn reserve<B: Backend>(b: &B, pool: &mut Pool<B>, requests: &[Request<'_>]) -> Result<()> {
+    for request in requests {
+        let tokens = match request.tokens {
+            Tokens::Ids(ids) => ids.len(),
+            Tokens::Last => 1,
+        };
+        if !pool.reserve(b, request.slot, tokens)? {
+            return Err(full());
+        }
+    }
+    Ok(())
 }
 
 /// Logits of the drafting head for all tokens but the last, which it sees in chunks, and for a guess after the last of these guesses.
-pub fn drafted_logits<B: Backend>(
-    model: &Model<B>,
-    ids: &[u32],
-    chunk: usize,
-) -> models::Result<[Vec<f32>; 2]> {
+pub fn drafted_logits<B: Backend>(model: &Model<B>, ids: &[u32], chunk: usize) -> Result<[Vec<f32>; 2]> {
     let b = model.backend();
-    let mut state = model.state(CacheFloat::F32)?;
-    let mut request = [Request { tokens: ids, state: &mut state, logits: Logits::None }];
-    let hidden = model.step_with_hidden(&mut request)?.hidden.expect("a drafting head");
-    let mut state = model.draft_state(CacheFloat::F32)?.expect("a drafting head");
+    let mut sequences = Sequences::new(model, CacheFloat::F32)?;
+    let request = [Request { slot: sequences.create()?, tokens: Tokens::Ids(ids), logits: Logits::None }];
+    reserve(b, &mut sequences.pool, &request)?;
+    let hidden = model.step_with_hidden(&mut sequences.pool, &request)?.hidden.expect("a drafting head");
+    let mut pool = model.draft_pool(CacheFloat::F32, BUDGET)?.expect("a drafting head");
+    let slot = pool.create(b)?.ok_or_else(full)?;
     let mut draft = |hidden: &B::Tensor, tokens: &[u32]| {
-        let mut requests = [Request { tokens, state: &mut state, logits: Logits::All }];
-        model.draft(hidden, &mut requests).map(|drafted| drafted.expect("logits were asked for"))
+        let request = [Request { slot, tokens: Tokens::Ids(tokens), logits: Logits::All }];
+        reserve(b, &mut pool, &request)?;
+        model.draft(&mut pool, hidden, &request).map(|drafted| drafted.expect("logits were asked for"))
     };
     let (mut logits, mut after) = (Vec::new(), Vec::new());
     for (i, tokens) in ids[1..].chunks(chunk).enumerate() {
@@ -114,14 +157,11 @@ pub fn drafted_logits<B: Backend>(
 }
 
 /// Greedy continuation of a prompt: the tokens, and the logits that chose the last of them.
-pub fn greedy<B: Backend>(
-    model: &Model<B>,
-    ids: &[u32],
-    count: usize,
-) -> models::Result<(Vec<u32>, Vec<f32>)> {
+pub fn greedy<B: Backend>(model: &Model<B>, ids: &[u32], count: usize) -> Result<(Vec<u32>, Vec<f32>)> {
     let vocabulary = model.summary().vocabulary;
-    let mut state = model.state(CacheFloat::F32)?;
-    let mut logits = logits_in_chunks(model, &mut state, ids, ids.len())?;
+    let mut sequences = Sequences::new(model, CacheFloat::F32)?;
+    let slot = sequences.create()?;
+    let mut logits = sequences.logits(slot, ids, ids.len())?;
     let mut chosen = Vec::new();
     loop {
         logits.drain(..logits.len() - vocabulary);
@@ -130,14 +170,15 @@ pub fn greedy<B: Backend>(
         if chosen.len() == count {
             return Ok((chosen, logits));
         }
-        logits = logits_in_chunks(model, &mut state, &[best], 1)?;
+        logits = sequences.logits(slot, &[best], 1)?;
     }
 }
 
-/// Logits of a prompt in a fresh state.
+/// Logits of a prompt in a fresh sequence.
 pub fn fresh_logits<B: Backend>(model: &Model<B>, float: CacheFloat, ids: &[u32], chunk: usize) -> Vec<f32> {
-    let mut state = model.state(float).expect("a state");
-    logits_in_chunks(model, &mut state, ids, chunk).expect("logits")
+    let mut sequences = Sequences::new(model, float).expect("a pool");
+    let slot = sequences.create().expect("a sequence");
+    sequences.logits(slot, ids, chunk).expect("logits")
 }
 
 /// What must hold for every fixture on every backend, in plain f32.
@@ -185,18 +226,58 @@ pub mod checks {
         }
     }
 
-    /// States that were saved and loaded go on with the same bits.
+    /// Sequences that were saved and loaded go on with the same bits.
     pub fn saved_states<B: Backend>(fixture: &Fixture, model: &Model<B>) {
         for float in [CacheFloat::F32, CacheFloat::F16, CacheFloat::Q8] {
             let (start, rest) = fixture.ids.split_at(fixture.ids.len() / 2);
-            let mut state = model.state(float).expect("a state");
-            logits_in_chunks(model, &mut state, start, 7).expect("logits");
-            let image = state.image(model.backend()).expect("an image");
-            let mut loaded = model.state_from(&image, float).expect("a state from its image");
-            assert_eq!(loaded.len(), start.len());
-            let expected = logits_in_chunks(model, &mut state, rest, 64).expect("logits");
-            let found = logits_in_chunks(model, &mut loaded, rest, 64).expect("logits");
+            let mut sequences = Sequences::new(model, float).expect("a pool");
+            let slot = sequences.create().expect("a sequence");
+            sequences.logits(slot, start, 7).expect("logits");
+            let image = sequences.pool.save(model.backend(), slot).expect("an image");
+            let loaded = sequences.pool.load(model.backend(), &image).expect("an image that fits");
+            let loaded = loaded.expect("room");
+            assert_eq!(sequences.pool.len(loaded), start.len());
+            let expected = sequences.logits(slot, rest, 64).expect("logits");
+            let found = sequences.logits(loaded, rest, 64).expect("logits");
             assert_eq!(found, expected, "{} with {float:?} caches", fixture.name);
+        }
+    }
+
+    /// Forks go on as if each were alone, in one step with others, whatever becomes of what was
+    /// forked; and so does a sequence that was cut back, where it can be.
+    pub fn forks<B: Backend>(fixture: &Fixture, model: &Model<B>) {
+        let (ids, half) = (&fixture.ids[..], fixture.ids.len() / 2);
+        let mut sequences = Sequences::new(model, CacheFloat::F32).expect("a pool");
+        let slot = sequences.create().expect("a sequence");
+        sequences.logits(slot, &ids[..half], 64).expect("logits");
+        let fork = |sequences: &mut Sequences<'_, B>| {
+            let fork = sequences.pool.fork(model.backend(), slot, half).expect("a copy");
+            fork.expect("room for a fork")
+        };
+        let forks = [fork(&mut sequences), fork(&mut sequences)];
+        let other: Vec<u32> = ids[half..].iter().rev().copied().collect();
+        let (near, far) = ([&ids[..half], &other[..3]].concat(), [&ids[..half], &other].concat());
+        let requests = [(forks[0], &near[..]), (slot, ids), (forks[1], &far)].map(|(slot, ids)| {
+            let tokens = Tokens::Ids(&ids[half..]);
+            Request { slot, tokens, logits: Logits::Last }
+        });
+        let rows = sequences.step(&requests).expect("a step").expect("logits were asked for");
+        let rows = model.backend().read(&rows).expect("logits");
+        let vocabulary = model.summary().vocabulary;
+        let near_to_alone = |row: &[f32], ids: &[u32], what: &str| {
+            let alone = fresh_logits(model, CacheFloat::F32, ids, ids.len());
+            let error = relative_error(row, &alone[alone.len() - vocabulary..]);
+            assert!(error < 1e-5, "{}: {what}: {error:.1e}", fixture.name);
+        };
+        for (row, ids) in rows.chunks_exact(vocabulary).zip([&near[..], ids, &far]) {
+            near_to_alone(row, ids, "a fork");
+        }
+        let keep = half + 1;
+        if sequences.pool.tables().reaches(forks[1], keep) {
+            assert!(sequences.pool.truncate(forks[1], keep));
+            let again = [&ids[..half], &other[..1], &ids[..2]].concat();
+            let row = sequences.logits(forks[1], &ids[..2], 2).expect("logits");
+            near_to_alone(&row[vocabulary..], &again, "cut back");
         }
     }
 
@@ -204,11 +285,12 @@ pub mod checks {
     pub fn batches<B: Backend>(fixture: &Fixture, model: &Model<B>) {
         let vocabulary = model.summary().vocabulary;
         let prompts = [&fixture.ids[..], &fixture.ids[3..9], &fixture.ids[5..7], &fixture.ids[1..30]];
-        let mut states = prompts.map(|_| model.state(CacheFloat::F32).expect("a state"));
+        let mut sequences = Sequences::new(model, CacheFloat::F32).expect("a pool");
+        let slots = prompts.map(|_| sequences.create().expect("a sequence"));
         let mut step = |parts: [&[u32]; 4]| {
-            let request = |(tokens, state)| Request { tokens, state, logits: Logits::Last };
-            let mut requests: Vec<_> = parts.into_iter().zip(&mut states).map(request).collect();
-            let rows = model.step(&mut requests).expect("a step").expect("logits were asked for");
+            let request = |(ids, slot)| Request { slot, tokens: Tokens::Ids(ids), logits: Logits::Last };
+            let requests: Vec<_> = parts.into_iter().zip(slots).map(request).collect();
+            let rows = sequences.step(&requests).expect("a step").expect("logits were asked for");
             model.backend().read(&rows).expect("logits")
         };
         // Two steps: the second begins at a different position in each sequence.

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::marker::PhantomData;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 
 use memmap2::MmapMut;
 
@@ -19,24 +19,52 @@ pub(crate) unsafe trait Number: Copy {}
 
 // SAFETY: four bytes, any pattern.
 unsafe impl Number for f32 {}
+// SAFETY: as above.
+unsafe impl Number for u32 {}
 // SAFETY: two bytes, any pattern.
 unsafe impl Number for half::f16 {}
 // SAFETY: as above.
 unsafe impl Number for i16 {}
 // SAFETY: one byte, any pattern.
 unsafe impl Number for i8 {}
+// SAFETY: as above.
+unsafe impl Number for u8 {}
 
-/// From so many bytes on memory comes from the system and goes back there: a server keeps and gives up caches of every length, and between
-/// them an allocator would keep ever more that fits nobody.
+/// Bytes as numbers.
+///
+/// # Panics
+/// If they do not begin and end where numbers can.
+pub(crate) fn numbers<T: Number>(bytes: &[u8]) -> &[T] {
+    // SAFETY: every pattern of bits is a number.
+    let (before, numbers, after) = unsafe { bytes.align_to() };
+    assert!(before.is_empty() && after.is_empty(), "bytes that are no whole numbers");
+    numbers
+}
+
+/// The same, to be written.
+pub(crate) fn numbers_mut<T: Number>(bytes: &mut [u8]) -> &mut [T] {
+    // SAFETY: every pattern of bits is a number, and the bytes of a number may be any.
+    let (before, numbers, after) = unsafe { bytes.align_to_mut() };
+    assert!(before.is_empty() && after.is_empty(), "bytes that are no whole numbers");
+    numbers
+}
+
+/// From so many bytes on memory comes from the system and goes back there: an allocator would keep ever more between
+/// buffers of every length that fits nobody.
 const PAGES: usize = 64 << 10;
 
-/// From so many on in large pages, where the system has them: states and long caches are read from end to end for every token.
-const LARGE: usize = 2 << 20;
+/// A large page. From so many bytes on memory is in such, where the system has them: states and long caches are read from
+/// end to end for every token.
+pub(crate) const LARGE: usize = 2 << 20;
 
 /// Where the numbers are.
 enum Memory {
     Lines(Vec<Line>),
-    Pages(MmapMut),
+    /// Large pages begin at `start`, a multiple of their size.
+    Pages {
+        map: MmapMut,
+        start: usize,
+    },
 }
 
 impl Memory {
@@ -48,38 +76,38 @@ impl Memory {
         }
         if bytes < LARGE {
             // A system has only so many mappings, 65,530 by default on Linux.
-            return Ok(MmapMut::map_anon(bytes).map_or_else(|_| lines(), Memory::Pages));
+            let map = MmapMut::map_anon(bytes);
+            return Ok(map.map_or_else(|_| lines(), |map| Memory::Pages { map, start: 0 }));
         }
-        let pages = MmapMut::map_anon(bytes.next_multiple_of(LARGE))?;
+        // Older kernels map anywhere: with room for one page more there is a multiple to begin at. What is not touched
+        // takes no memory.
+        let spare = if cfg!(target_os = "linux") { LARGE } else { 0 };
+        let map = MmapMut::map_anon(bytes.next_multiple_of(LARGE) + spare)?;
         // A refusal changes nothing but the speed.
         #[cfg(target_os = "linux")]
-        let _ = pages.advise(memmap2::Advice::HugePage);
-        Ok(Memory::Pages(pages))
-    }
-
-    fn bytes(&self) -> usize {
-        match self {
-            Memory::Lines(lines) => lines.len() * 64,
-            Memory::Pages(pages) => pages.len(),
-        }
+        let _ = map.advise(memmap2::Advice::HugePage);
+        let start = if spare == 0 { 0 } else { map.as_ptr().addr().wrapping_neg() % LARGE };
+        Ok(Memory::Pages { map, start })
     }
 
     fn start(&self) -> *const u8 {
         match self {
             Memory::Lines(lines) => lines.as_ptr().cast(),
-            Memory::Pages(pages) => pages.as_ptr(),
+            // SAFETY: within the mapping.
+            Memory::Pages { map, start } => unsafe { map.as_ptr().add(*start) },
         }
     }
 
     fn start_mut(&mut self) -> *mut u8 {
         match self {
             Memory::Lines(lines) => lines.as_mut_ptr().cast(),
-            Memory::Pages(pages) => pages.as_mut_ptr(),
+            // SAFETY: within the mapping.
+            Memory::Pages { map, start } => unsafe { map.as_mut_ptr().add(*start) },
         }
     }
 }
 
-/// A vector that begins at a cache line.
+/// A vector that begins at a cache line, and at a large page where it fills one.
 pub(crate) struct Aligned<T> {
     memory: Memory,
     len: usize,
@@ -92,38 +120,32 @@ impl<T: Number> Aligned<T> {
     }
 
     /// Zeros.
+    pub fn try_zeros(len: usize) -> io::Result<Self> {
+        let bytes = len.checked_mul(size_of::<T>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { memory: Memory::zeros(bytes)?, len, number: PhantomData })
+    }
+
+    /// Zeros.
     ///
     /// # Panics
     /// If there is no memory.
     pub fn zeros(len: usize) -> Self {
-        let memory = Memory::zeros(len * size_of::<T>());
-        Self { memory: memory.expect("memory for activations"), len, number: PhantomData }
+        Self::try_zeros(len).expect("memory for activations")
     }
 
-    /// Makes it longer, with zeros, in memory for at least `room`.
-    pub fn grow(&mut self, len: usize, room: usize) -> io::Result<()> {
-        if len * size_of::<T>() > self.memory.bytes() {
-            let room = len.max(room);
-            let mut longer = Self { memory: Memory::zeros(room * size_of::<T>())?, len, number: PhantomData };
-            longer[..self.len].copy_from_slice(self);
-            *self = longer;
-        }
-        self.len = self.len.max(len);
-        Ok(())
+    /// The first number. Makes no reference to any.
+    pub fn start_mut(&mut self) -> *mut T {
+        self.memory.start_mut().cast()
     }
 
-    /// Asks the system for the large pages that hold up to `len` numbers, as far as there is room, so that whoever writes there does not wait for
-    /// them: it takes milliseconds to fill one with zeros.
-    pub fn expect(&mut self, len: usize) {
-        let bytes = size_of::<T>() * len;
-        if let Memory::Pages(pages) = &mut self.memory
-            && pages.len() >= LARGE
-        {
-            let (from, to) = (size_of::<T>() * self.len, bytes.min(pages.len()));
-            // One byte of each, and the last: beyond the numbers all are zeros.
-            (from..to).step_by(LARGE).chain(to.checked_sub(1)).filter(|at| *at >= from).for_each(|at| {
-                // SAFETY: in the mapping, which is borrowed exclusively. Volatile, since the value stays what it was.
-                unsafe { pages.as_mut_ptr().add(at).write_volatile(0) }
+    /// Asks the system for the large pages that begin in a range of numbers, all of which are zeros, so that whoever
+    /// writes there does not wait for them: it takes long to fill one with zeros.
+    pub fn touch(&mut self, range: Range<usize>) {
+        let (from, to) = (range.start * size_of::<T>(), range.end.min(self.len) * size_of::<T>());
+        if self.len * size_of::<T>() >= LARGE {
+            (from.next_multiple_of(LARGE)..to).step_by(LARGE).for_each(|at| {
+                // SAFETY: among the numbers, which are borrowed exclusively. Volatile, since the value stays what it was.
+                unsafe { self.memory.start_mut().add(at).write_volatile(0) }
             });
         }
     }
@@ -150,44 +172,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn grown_values_stay_and_new_ones_are_zero() {
-        let mut values = Aligned::<half::f16>::new();
-        assert!(values.is_empty());
-        values.grow(5, 0).unwrap();
-        values.fill(half::f16::ONE);
-        values.grow(100, 200).unwrap();
-        let place = values.as_ptr();
-        values.grow(7, 0).unwrap();
-        values.grow(100, 400).unwrap();
-        assert_eq!(values.as_ptr(), place);
-        assert!(values.as_ptr().addr().is_multiple_of(64) && values.len() == 100);
-        assert!(
-            values
-                .iter()
-                .enumerate()
-                .all(|(i, v)| *v == if i < 5 { half::f16::ONE } else { half::f16::ZERO })
-        );
-        assert_eq!(*Aligned::<f32>::zeros(3), [0.0; 3]);
-        // Into pages, and into large ones.
-        values.grow(PAGES, 0).unwrap();
-        assert!(values[..5].iter().all(|v| *v == half::f16::ONE) && values.len() == PAGES);
-        values.grow(LARGE, 0).unwrap();
-        assert!(
-            values[..5].iter().all(|v| *v == half::f16::ONE) && values[5..].iter().all(|v| v.to_bits() == 0)
-        );
+    fn vectors_of_every_size_are_aligned_zeros() {
+        assert!(Aligned::<f32>::new().is_empty());
+        for len in
+            [0, 1, 3, 1000, PAGES / 2 - 1, PAGES / 2, LARGE / 2 - 1, LARGE / 2, LARGE / 2 + 5, 3 * LARGE]
+        {
+            let mut values = Aligned::<half::f16>::zeros(len);
+            assert!(values.len() == len && values.iter().all(|v| v.to_bits() == 0), "{len}");
+            let unit = if 2 * len >= LARGE && cfg!(target_os = "linux") { LARGE } else { 64 };
+            assert!(values.as_ptr().addr().is_multiple_of(unit), "{len}");
+            values.fill(half::f16::ONE);
+            assert!(values.iter().all(|v| *v == half::f16::ONE), "{len}");
+        }
+        assert!(Aligned::<f32>::try_zeros(usize::MAX / 2).is_err());
     }
 
     #[test]
-    fn memory_that_is_expected_holds_zeros_and_no_number_changes() {
-        for (len, room) in [(10, 20), (PAGES, 2 * PAGES), (LARGE, 4 * LARGE), (LARGE / 2 - 7, LARGE)] {
-            let mut values = Aligned::<half::f16>::new();
-            values.grow(len, room).unwrap();
-            values.fill(half::f16::ONE);
-            // Less than there is, all of the room, and more than that.
-            [len - 1, len, len + 1, room, 10 * room].iter().for_each(|len| values.expect(*len));
-            values.grow(room, 0).unwrap();
+    fn touched_memory_holds_zeros_and_no_other_number_changes() {
+        for len in [10, PAGES, LARGE, 5 * LARGE / 2] {
+            let mut values = Aligned::<half::f16>::zeros(len);
+            let used = len / 3;
+            values[..used].fill(half::f16::ONE);
+            // Some of the rest, all of it, and more than there is.
+            [used..used, used..used + 2, used..len, used..10 * len].into_iter().for_each(|r| values.touch(r));
             let kept = values.iter().take_while(|v| **v == half::f16::ONE).count();
-            assert!(kept == len && values[len..].iter().all(|v| v.to_bits() == 0), "{len} of {room}");
+            assert!(kept == used && values[used..].iter().all(|v| v.to_bits() == 0), "{len}");
         }
+    }
+
+    #[test]
+    fn bytes_are_numbers() {
+        let mut bytes = Aligned::<u8>::zeros(128);
+        numbers_mut::<f32>(&mut bytes[64..])[1] = 1.0;
+        assert_eq!(numbers::<u32>(&bytes[68..72]), [1.0f32.to_bits()]);
     }
 }

@@ -15,8 +15,8 @@ struct Lists {
     free: Vec<Vec<Aligned<f32>>>,
     /// Values of all free buffers.
     free_values: usize,
-    /// Values of all buffers in use, but for those that states keep: a server keeps gigabytes of these, and what is free must not be
-    /// measured by them.
+    /// Values of all buffers in use, but for those that are kept: there may be gigabytes of these, and what is free
+    /// must not be measured by them.
     used_values: usize,
     /// The most that have been in use at once: little more than that is ever free.
     most_values: usize,
@@ -72,13 +72,6 @@ impl Arena {
     pub fn copy(self: &Arc<Self>, values: &[f32]) -> Buffer {
         let mut buffer = self.take_for(values.len(), Use::Keeping);
         buffer.copy_from_slice(values);
-        buffer
-    }
-
-    /// A buffer of zeros, for keeping.
-    pub fn zeros(self: &Arc<Self>, len: usize) -> Buffer {
-        let mut buffer = self.take_for(len, Use::Keeping);
-        buffer.fill(0.0);
         buffer
     }
 }
@@ -137,7 +130,7 @@ impl Lists {
 enum Use {
     /// Activations, for as long as an operation or a few.
     Passing,
-    /// States: no larger than needed.
+    /// Values that stay, such as learned vectors: no larger than needed.
     Keeping,
 }
 
@@ -190,7 +183,6 @@ mod tests {
         drop(a);
         // A little shorter, and still the same memory.
         assert_eq!(arena.take(990).as_ptr(), place);
-        assert_eq!(*arena.zeros(990), [0.0; 990]);
         assert_eq!(*arena.copy(&[1.0, 2.0]).duplicate(), [1.0, 2.0]);
         assert!(arena.take(0).is_empty());
     }
@@ -215,7 +207,7 @@ mod tests {
         assert_eq!(values(with_one().take(4000)), 4096);
         assert_eq!(values(with_one().take(1000)), 4096);
         assert_eq!(values(with_one().take(700)), 768);
-        assert_eq!(values(with_one().zeros(1000)), 1024);
+        assert_eq!(values(with_one().copy(&[0.0; 1000])), 1024);
     }
 
     #[test]
@@ -241,9 +233,9 @@ mod tests {
     }
 
     #[test]
-    fn what_states_keep_does_not_count_as_in_use() {
+    fn what_is_kept_does_not_count_as_in_use() {
         let arena = Arc::new(Arena::default());
-        let states: Vec<Buffer> = (0..100).map(|_| arena.zeros(100_000)).collect();
+        let kept: Vec<Buffer> = (0..100).map(|_| arena.copy(&[0.0; 100_000])).collect();
         for i in 1..50 {
             drop(arena.take(i * 10_000));
         }
@@ -251,7 +243,7 @@ mod tests {
         assert_eq!((lists.used_values, lists.most_values), (0, size_for(490_000)));
         assert!(lists.free_values <= lists.limit());
         drop(lists);
-        drop(states);
+        drop(kept);
         let lists = arena.lists();
         assert!(lists.free_values <= lists.limit(), "{} of {}", lists.free_values, lists.limit());
     }

@@ -2,29 +2,28 @@
 //!
 //! `backend` calls `ops`: one function per operation on slices, threaded over independent outputs, so that
 //! results do not depend on the number of threads. `kernels` are integer products with quantised weights, one file per
-//! instruction set; everything else is plain loops that `vector` compiles once per set. `pool` runs tasks, `arena` lends memory.
+//! instruction set; everything else is plain loops that `vector` compiles once per set. `pool` runs tasks,
+//! `arena` lends memory, `slabs` is that of caches.
 
 mod aligned;
 mod arena;
 mod backend;
-mod cache;
 mod kernels;
 mod memory;
 mod ops;
 mod pool;
 mod prefetch;
 mod profile;
-mod recurrent;
+mod slabs;
 mod tensor;
 mod vector;
 mod weights;
 
-pub use cache::KvCache;
+pub use backend::BatchData;
 pub use kernels::Set;
 pub use memory::free as free_memory;
-pub use ops::rope::Turns;
 pub use ops::route::Routes;
-pub use recurrent::Recurrent;
+pub use slabs::Slabs;
 pub use tensor::Tensor;
 pub use weights::{Experts, HeadMatrices, Linear};
 

@@ -1,6 +1,7 @@
 //! The time of operations, where it is asked for.
 
-use backend::{Activation, Batch, Cache, GdnShape, GdnVectors, Ops, Run, Weights};
+use backend::pool::{LayerShape, Pool};
+use backend::{Activation, Batch, GdnShape, GdnVectors, Ops, Run, Tokens, Weights};
 use cpu::{Cpu, Options};
 
 fn cpu(profile: bool) -> Cpu {
@@ -14,11 +15,12 @@ fn work(b: &Cpu) {
     let gate = b.upload(1, 2, &[0.1, 0.2]).unwrap();
     let conv = b.vector(shape.channels(), 4, &vec![0.1; 4 * shape.channels()]).unwrap();
     let vectors = GdnVectors { conv, a_log: gate.clone(), dt_bias: gate.clone() };
-    let mut state = b.recurrent(&shape).unwrap();
-    let batch = Batch::new(b, &[(&[0], 0)]).unwrap();
-    let x = b.conv_causal(&x, &vectors.conv, &batch, &mut [&mut state]).unwrap();
+    let mut pool = Pool::new(b, &[LayerShape::Recurrent(shape)], 1 << 20).unwrap();
+    let slot = pool.create(b).unwrap().unwrap();
+    let batch = Batch::new(b, &pool, &[(slot, Tokens::Ids(&[0]))]).unwrap();
+    let x = b.conv_causal(&x, &vectors.conv, &batch, pool.slabs_mut(), 0).unwrap();
     let (g, beta) = b.gdn_gates(&gate, &gate, &vectors).unwrap();
-    let y = b.gdn(&x, &g, &beta, &batch, &mut [&mut state]).unwrap();
+    let y = b.gdn(&x, &g, &beta, &batch, pool.slabs_mut(), 0).unwrap();
     let y = b.glu(y.clone(), &y, Activation::Silu).unwrap();
     let y = b.norm_add(&y, &y, &y, 1e-6, 1.0).unwrap();
     b.combine_norm(&y, &y, &y, &y, 1e-6).unwrap();
@@ -30,9 +32,9 @@ fn every_operation_counts_once() {
     let b = cpu(true);
     work(&b);
     let calls: Vec<_> = b.take_profile().iter().map(|t| (t.name, t.calls)).collect();
-    let once = ["conv_causal", "gdn_gates", "gdn", "norm_add", "combine_norm"];
+    let once = ["grow", "conv_causal", "gdn_gates", "gdn", "norm_add", "combine_norm"];
     assert!(once.iter().all(|name| calls.contains(&(name, 1))), "{calls:?}");
-    assert!(calls.contains(&("glu", 2)) && calls.len() == 6, "{calls:?}");
+    assert!(calls.contains(&("glu", 2)) && calls.len() == 7, "{calls:?}");
     assert!(b.take_profile().is_empty(), "taking starts anew");
 }
 

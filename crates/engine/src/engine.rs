@@ -1,10 +1,11 @@
 //! A model and what its sequences may take: the longest context, the floats of caches, bytes.
 
+use backend::pool::{Layers, Layout};
 use backend::{Backend, CacheFloat};
-use models::{LayerShape, Model, State};
+use models::Model;
 
 use crate::Error;
-use crate::sequence::Sequence;
+use crate::pools::Pools;
 
 /// Tokens of a prompt that run in one step: enough to share each weight that is read among many tokens, few enough
 /// that activations stay small and a caller can stop between steps.
@@ -61,28 +62,21 @@ impl Limits {
 /// What sequences keep, and how long they can be.
 #[derive(Clone, Debug)]
 pub struct Caches {
-    shapes: Vec<LayerShape>,
+    layout: Layout,
     chunk: usize,
     context: usize,
-    /// Bytes that the states of all sequences may take together.
-    memory: u64,
 }
 
 impl Caches {
-    /// Checks that the context's caches fit in so many bytes: a context that was asked for must fit whole; otherwise `own`, the
-    /// model's, is shortened to what does. `shapes` is what each layer keeps, that of a drafting head included.
-    pub fn new(
-        shapes: Vec<LayerShape>,
-        own: Option<usize>,
-        options: &EngineOptions,
-        memory: u64,
-    ) -> Result<Self, Error> {
+    /// Checks that the context's caches fit: a context that was asked for must fit whole; otherwise `own`, the model's, is
+    /// shortened to what does. `layout` is what a machine keeps of a sequence, for a drafting head, too.
+    pub fn new(layout: Layout, own: Option<usize>, options: &EngineOptions) -> Result<Self, Error> {
         let wanted = options.context.or(own).unwrap_or(DEFAULT_CONTEXT).max(1);
-        let mut caches = Self { shapes, chunk: options.chunk.max(1), context: wanted, memory };
+        let mut caches = Self { layout, chunk: options.chunk.max(1), context: wanted };
         let fits = caches.longest(wanted);
         if fits == 0 || (options.context.is_some() && fits < wanted) {
-            let needed = caches.bytes(wanted);
-            return Err(Error::ContextTooLarge { context: wanted, needed, available: memory, fits });
+            let (needed, available) = (caches.bytes(wanted), caches.layout.budget);
+            return Err(Error::ContextTooLarge { context: wanted, needed, available, fits });
         }
         caches.context = fits;
         Ok(caches)
@@ -95,7 +89,7 @@ impl Caches {
 
     /// Bytes that a sequence of so many tokens keeps.
     pub fn bytes(&self, tokens: usize) -> u64 {
-        self.shapes.iter().map(|shape| shape.bytes(tokens, self.chunk)).sum()
+        self.layout.bytes(tokens, self.chunk)
     }
 
     /// The longest sequence whose caches fit.
@@ -103,15 +97,16 @@ impl Caches {
         let (mut fits, mut above) = (0, at_most + 1);
         while above - fits > 1 {
             let middle = fits + (above - fits) / 2;
-            if self.bytes(middle) <= self.memory { fits = middle } else { above = middle }
+            if self.layout.holds(middle, self.chunk) { fits = middle } else { above = middle }
         }
         fits
     }
 }
 
-/// A model with its sequences' settings.
+/// A model with its sequences.
 pub struct Engine<B: Backend> {
     model: Model<B>,
+    pools: Pools<B>,
     cache: CacheFloat,
     caches: Caches,
     /// Whether there is a drafting head.
@@ -126,8 +121,10 @@ impl<B: Backend> Engine<B> {
         let drafter = model.draft_shape(options.cache);
         shapes.extend(drafter);
         let memory = options.cache_memory.or_else(|| model.backend().free_memory()).unwrap_or(u64::MAX);
-        let caches = Caches::new(shapes, model.summary().context, options, memory)?;
-        Ok(Self { model, cache: options.cache, caches, drafting: drafter.is_some() })
+        let layout = Layers::new(&shapes).layout(model.backend(), memory);
+        let caches = Caches::new(layout, model.summary().context, options)?;
+        let pools = Pools::new(&model, options.cache, memory)?;
+        Ok(Self { model, pools, cache: options.cache, caches, drafting: drafter.is_some() })
     }
 
     /// The model.
@@ -150,20 +147,24 @@ impl<B: Backend> Engine<B> {
         self.caches.bytes(tokens)
     }
 
-    /// Bytes of a snapshot of a sequence's recurrent states; 0 for models that have none.
-    pub fn snapshot_bytes(&self) -> u64 {
-        let recurrent = self.caches.shapes.iter().filter(|shape| matches!(shape, LayerShape::Recurrent(_)));
-        recurrent.map(|shape| shape.bytes(0, self.caches.chunk)).sum()
+    /// Bytes of a sequence's recurrent states; 0 for models that have none.
+    pub fn recurrent_bytes(&self) -> u64 {
+        self.caches.layout.state_bytes
     }
 
-    /// What a sequence keeps that has seen nothing.
-    pub(crate) fn fresh_state(&self) -> Result<State<B>, Error> {
-        Ok(self.model.state(self.cache)?)
+    /// What all sequences keep.
+    pub(crate) fn pools(&self) -> &Pools<B> {
+        &self.pools
     }
 
-    /// A sequence that has seen nothing.
-    pub(crate) fn sequence(&self) -> Result<Sequence<B>, Error> {
-        Ok(Sequence::new(self.fresh_state()?, Vec::new()))
+    /// The machine, and what all sequences keep on it.
+    pub(crate) fn parts(&mut self) -> (&B, &mut Pools<B>) {
+        (self.model.backend(), &mut self.pools)
+    }
+
+    /// The model, and what its sequences keep.
+    pub(crate) fn model_and_pools(&mut self) -> (&Model<B>, &mut Pools<B>) {
+        (&self.model, &mut self.pools)
     }
 
     pub(crate) fn limits(&self) -> Limits {
@@ -180,8 +181,8 @@ impl<B: Backend> Engine<B> {
         self.caches.chunk
     }
 
-    /// Bytes that the states of all sequences may take together.
-    pub(crate) fn memory(&self) -> u64 {
-        self.caches.memory
+    /// Steps that may be under way.
+    pub(crate) fn depth(&self) -> usize {
+        if self.model.embeds_all() { self.model.backend().depth() } else { 1 }
     }
 }

@@ -113,6 +113,13 @@ pub enum Error {
         context: usize,
     },
 
+    /// A sequence alone takes more than there is for all.
+    #[error("the {} for caches are full; give them more memory, or ask for a shorter context", bytes(*bytes_for_caches))]
+    CachesFull {
+        /// Bytes there are.
+        bytes_for_caches: u64,
+    },
+
     /// A context whose caches would not fit in memory.
     #[error(
         "a context of {context} tokens needs {} of caches, but {} are free for them; \

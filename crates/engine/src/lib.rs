@@ -9,6 +9,7 @@ mod dialect;
 mod draft_state;
 mod engine;
 mod error;
+mod pools;
 mod sampling;
 mod schedule;
 mod sequence;
@@ -21,7 +22,7 @@ pub use constraint::{Constraint, Grammar, Grammars};
 pub use dialect::{Dialect, Piece, Reader, ToolChoice};
 pub use engine::{Caches, DEFAULT_CHUNK, DEFAULT_CONTEXT, Engine, EngineOptions};
 pub use error::{Error, bytes};
-pub use sampling::{Sampled, Sampler, SamplingParams, top_logprobs};
+pub use sampling::{Draw, Sampler, SamplingParams, check_sampled};
 pub use schedule::{
     Finish, Job, Listener, Loop, Phase, Refused, Scheduler, SchedulerOptions, Stats, StepEvent, Timing,
     TokenUpdate, Trace, Update, Updates,

@@ -7,9 +7,9 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use backend::pool::{LayerImage, LayerShape, StateImage};
 use backend::{Backend, CacheFloat, GdnShape, KvImage, KvShape, RecurrentImage};
 use checkpoint::{Dtype, Tensor, TensorSpec, read_file, write_file};
-use models::{LayerImage, LayerShape, StateImage};
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
@@ -123,8 +123,8 @@ impl File<'_> {
 
 impl<B: Backend> Engine<B> {
     /// Writes a sequence to a file; a file that was there is replaced whole.
-    pub(crate) fn save(&self, sequence: &Sequence<B>, path: &Path) -> Result<(), Error> {
-        let image = sequence.state.image(self.model().backend())?;
+    pub(crate) fn save(&self, sequence: &Sequence, path: &Path) -> Result<(), Error> {
+        let image = self.pools().sequences_ref().save(self.model().backend(), sequence.slot)?;
         let first = image.layers.iter().map(|layer| match layer {
             LayerImage::Kv(kv) => kv.first,
             LayerImage::Recurrent(_) => 0,
@@ -186,8 +186,8 @@ impl<B: Backend> Engine<B> {
         Ok(self.opened(path)?.2)
     }
 
-    /// Reads a sequence that was saved with the same model and the same kind of cache.
-    pub(crate) fn load(&self, path: &Path) -> Result<Sequence<B>, Error> {
+    /// Reads a sequence that was saved with the same model and the same kind of cache; `None` where memory is missing.
+    pub(crate) fn load(&mut self, path: &Path) -> Result<Option<Sequence>, Error> {
         let (file, header, tokens) = self.opened(path)?;
         let vocabulary = self.model().summary().vocabulary;
         if tokens.iter().any(|id| *id as usize >= vocabulary) {
@@ -196,7 +196,7 @@ impl<B: Backend> Engine<B> {
         let shapes = self.model().layer_shapes(self.cache());
         let layers = shapes.iter().enumerate().map(|(i, shape)| file.layer(i, shape, &header));
         let image = StateImage { len: header.tokens, layers: layers.collect::<Result<_, Error>>()? };
-        let state = self.model().state_from(&image, self.cache())?;
-        Ok(Sequence::new(state, tokens))
+        let (b, pools) = self.parts();
+        Ok(pools.sequences().load(b, &image)?.map(|slot| Sequence::at(slot, tokens)))
     }
 }

@@ -84,18 +84,20 @@ pub(crate) struct DeviceProfile {
     pub latent_workgroups: usize,
     /// Positions up to which a single token's heads and attention are one dispatch.
     pub few_positions: usize,
+    /// Positions up to which single tokens of several sequences do not go through matrix units.
+    pub few_positions_each: usize,
     /// The same of latents: positions times heads.
     pub few_latent_positions: usize,
+
+    /// Workgroups of a step of Gated DeltaNet: each takes more rows of a state as long as there are
+    /// as many.
+    pub delta_workgroups: usize,
 
     /// Slices up to which a long row's norm has a workgroup of 1024.
     pub few_slices: usize,
 
     /// Tokens up to which one thread takes all of a channel through a convolution.
     pub convolution_tokens: usize,
-
-    /// Single tokens of so many sequences are decoded sooner one after the other than together, in
-    /// a chain.
-    pub steps_alone: usize,
 
     /// Values that the host reads and looks through in the time of a pass that looks for the
     /// largest.
@@ -131,10 +133,11 @@ const MEASURED: DeviceProfile = DeviceProfile {
     attention_step_workgroups: 128,
     latent_workgroups: 128,
     few_positions: 512,
+    few_positions_each: 256,
     few_latent_positions: 16 * 4096,
+    delta_workgroups: 1024,
     few_slices: 16,
     convolution_tokens: 4,
-    steps_alone: 16,
     // Of 248,320 values, the 40 largest took the same either way.
     values_per_pass: 6000,
     most_largest: 128,

@@ -314,6 +314,7 @@ macro_rules! params {
         }
 
         impl $name {
+            #[cfg_attr(not(test), allow(dead_code, reason = "compared with the WGSL in tests"))]
             pub const FIELDS: &'static [$crate::kernel::Field] = &[$($crate::kernel::Field {
                 name: stringify!($field),
                 offset: std::mem::offset_of!($name, $field),

@@ -7,7 +7,6 @@
 
 mod aside;
 mod backend;
-mod cache;
 mod chain;
 mod commands;
 mod device;
@@ -19,10 +18,10 @@ mod pipelines;
 mod pool;
 mod profile;
 mod recorder;
-mod recurrent;
 #[cfg(test)]
 mod roofline;
 mod shader;
+mod slabs;
 mod slots;
 mod tensor;
 mod upload;
@@ -57,13 +56,11 @@ mod vulkan {
 }
 
 pub use backend::Hidden;
-pub use cache::KvCache;
-pub use commands::Recorded;
 pub use device::{Adapter, Choice, adapters};
+pub use ops::choose::Ticket;
 pub use ops::rope::{Positions, Rope};
 pub use ops::route::Routes;
-pub use ops::top::Chosen;
-pub use recurrent::Recurrent;
+pub use slabs::Slabs;
 pub use slots::Streaming;
 pub use tensor::Tensor;
 pub use weights::{Experts, HeadMatrices, Linear};

@@ -3,16 +3,12 @@
 //! Operations run on the device in the order they were recorded, so a buffer may be handed out again as soon as its last
 //! handle is dropped, even while the device has not come to its last use: whoever writes it next does so later.
 //!
-//! What is recorded to be started later (`commands`) breaks that order: what others record meanwhile runs before it. So it has a shelf
-//! of buffers of its own until it is started: nobody is given one that it will still write. On a shelf the order is as ever.
-//!
 //! Where kernels wait for each other by themselves (`chain`), small buffers rest until the step is over before they are used again: a chain
 //! ends where it would write what it has touched.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, ThreadId};
 
 use ::backend::{Error, Result};
 
@@ -26,10 +22,7 @@ const USAGE: wgpu::BufferUsages =
 
 pub(crate) struct Pool {
     device: Arc<Device>,
-    common: Arc<Shelf>,
-    /// For what outlives its step.
-    lasting: Arc<Shelf>,
-    apart: Mutex<Apart>,
+    shelf: Arc<Shelf>,
 }
 
 /// Free buffers by their size, the last returned last.
@@ -39,14 +32,6 @@ pub(crate) struct Shelf {
     /// Whether small ones rest until their step is over, and those that do.
     rests: bool,
     resting: Mutex<Vec<Named>>,
-}
-
-/// Shelves for what is started later.
-#[derive(Default)]
-struct Apart {
-    /// Of threads that are recording such.
-    used: HashMap<ThreadId, Arc<Shelf>>,
-    idle: Vec<Arc<Shelf>>,
 }
 
 /// A buffer and its number, by which bind groups are remembered.
@@ -108,7 +93,6 @@ impl Shelf {
 }
 
 impl Drop for Shelf {
-    /// At the end, or when a recorded step was not started.
     fn drop(&mut self) {
         let free = self.free();
         let bytes = free.values().flatten().chain(&*self.resting()).map(|named| named.buffer.size()).sum();
@@ -120,58 +104,24 @@ impl Drop for Shelf {
 
 impl Pool {
     pub fn new(device: Arc<Device>) -> Self {
-        let common = Shelf::new(device.clone(), device.chains());
-        let lasting = Shelf::new(device.clone(), false);
-        Self { common, lasting, device, apart: Mutex::default() }
+        Self { shelf: Shelf::new(device.clone(), device.chains()), device }
     }
 
-    fn apart(&self) -> MutexGuard<'_, Apart> {
-        // Lists of shelves, never half-changed.
-        self.apart.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// From now on this thread's buffers come from a shelf that nobody else has.
-    pub fn set_apart(&self) {
-        let mut apart = self.apart();
-        let shelf = apart.idle.pop().unwrap_or_else(|| Shelf::new(self.device.clone(), self.device.chains()));
-        shelf.wake();
-        apart.used.insert(thread::current().id(), shelf);
-    }
-
-    /// From now on they come from the common one again. The other is returned, to be given back when the order is right again.
-    pub fn rejoin(&self) -> Option<Arc<Shelf>> {
-        self.apart().used.remove(&thread::current().id())
-    }
-
-    /// The step before is over, if it was not recorded for later.
+    /// A step begins: what the one before has used is free again.
     pub fn wake(&self) {
-        self.common.wake();
-    }
-
-    pub fn give_back(&self, shelf: Arc<Shelf>) {
-        self.apart().idle.push(shelf);
+        self.shelf.wake();
     }
 
     /// A buffer of at least `len` bytes, with what earlier use has left in it.
     pub fn take(&self, len: u64) -> Result<Buffer> {
         self.reachable("an operation's activations", len, "take fewer tokens in a step (--chunk)")?;
-        let shelf = self.apart().used.get(&thread::current().id()).unwrap_or(&self.common).clone();
-        self.take_from(shelf, len)
-    }
-
-    /// The same for what is kept beyond its step: not from among those that return in the same order at every step, and remain in it.
-    pub fn take_lasting(&self, len: u64) -> Result<Buffer> {
-        self.take_from(self.lasting.clone(), len)
-    }
-
-    fn take_from(&self, shelf: Arc<Shelf>, len: u64) -> Result<Buffer> {
         let size = size_for(len).min(self.device.largest_binding);
-        let found = shelf.free().get_mut(&size).and_then(Vec::pop);
+        let found = self.shelf.free().get_mut(&size).and_then(Vec::pop);
         let named = match found {
             Some(named) => named,
             None => Named::new(self.device.buffer("activations", size, USAGE)?),
         };
-        Ok(Buffer::new(named, Home::Shelf(shelf)))
+        Ok(Buffer::new(named, Home::Shelf(self.shelf.clone())))
     }
 
     /// That a kernel can reach so many bytes at once.

@@ -5,16 +5,16 @@
 //! token. wgpu puts a barrier between dispatches only where one touches what another writes, and none where they wait by themselves (`chain`).
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use ::backend::{Error, OperationTime, Result};
 
 use crate::chain::{self, LINK_WORDS};
-use crate::commands::{Capture, Commands, FIRST_SUBMISSION, Finished, PER_SUBMISSION, Segment};
+use crate::commands::{Commands, FIRST_SUBMISSION, Finished, PER_SUBMISSION};
 use crate::device::Device;
 use crate::kernel::{Call, MOST_BINDINGS};
 use crate::pipelines::{Pipeline, Pipelines};
@@ -50,8 +50,8 @@ pub(crate) struct Recorder {
     link_at: u32,
     state: Mutex<State>,
     dispatches: AtomicU64,
-    /// What the last read came back in.
-    staging: Mutex<Option<wgpu::Buffer>>,
+    /// What earlier reads came back in: one for each step under way.
+    staging: Mutex<Vec<wgpu::Buffer>>,
 }
 
 /// What kernels take that wait for each other by themselves.
@@ -69,10 +69,9 @@ struct State {
     commands: Commands,
     /// Dispatches that the submission before this one had, 0 after a wait.
     before: usize,
-    /// Submissions so far.
+    /// Submissions so far, and the last one.
     submitted: u64,
-    /// What threads record for later: theirs alone, however many record at the same time.
-    captures: HashMap<ThreadId, Capture>,
+    last: Option<wgpu::SubmissionIndex>,
     /// By their layout and buffers.
     groups: HashMap<[u64; 1 + 2 * MOST_BINDINGS], wgpu::BindGroup>,
     /// What counters of workgroups will be when all that was sent has run.
@@ -88,6 +87,7 @@ pub(crate) struct Reading<const N: usize> {
     lens: [u64; N],
     /// Submissions up to this one.
     submitted: u64,
+    last: Option<wgpu::SubmissionIndex>,
 }
 
 /// Which bytes are copied from one buffer into another.
@@ -173,8 +173,7 @@ impl Recorder {
         if state.commands.recorded >= (2 * state.before).clamp(FIRST_SUBMISSION, PER_SUBMISSION) {
             self.submit_state(&mut state);
         }
-        let State { commands, captures, groups, clock, .. } = &mut *state;
-        let commands = self.place(commands, captures);
+        let State { commands, groups, clock, .. } = &mut *state;
         let mut key = [0; 1 + 2 * MOST_BINDINGS];
         key[0] = pipeline.layout_id;
         key[1..].as_chunks_mut().0.iter_mut().zip(buffers).for_each(|(id, buffer)| *id = buffer.id());
@@ -223,35 +222,22 @@ impl Recorder {
         });
     }
 
-    /// Records zeros over a whole buffer.
-    pub fn clear(&self, buffer: &Buffer) {
-        self.encode(|encoder| encoder.clear_buffer(buffer.wgpu(), buffer.offset(), None));
+    /// Records zeros over some bytes of a buffer.
+    pub fn clear(&self, buffer: &Buffer, bytes: Range<u64>) {
+        let len = bytes.end - bytes.start;
+        if len > 0 {
+            let first = buffer.offset() + bytes.start;
+            self.encode(|encoder| encoder.clear_buffer(buffer.wgpu(), first, Some(len)));
+        }
     }
 
     fn encode(&self, record: impl FnOnce(&mut wgpu::CommandEncoder)) {
-        let mut state = self.state();
-        let State { commands, captures, .. } = &mut *state;
-        record(self.place(commands, captures).encoder(&self.device));
-    }
-
-    /// Where this thread's commands go.
-    fn place<'a>(
-        &self,
-        commands: &'a mut Commands,
-        captures: &'a mut HashMap<ThreadId, Capture>,
-    ) -> &'a mut Commands {
-        match captures.get_mut(&thread::current().id()) {
-            Some(capture) => capture.commands(&self.device),
-            None => commands,
-        }
+        record(self.state().commands.encoder(&self.device));
     }
 
     /// Writes values from the host, after everything recorded so far and before everything that follows.
     pub fn write(&self, buffer: &Buffer, bytes: &[u8]) {
         let mut state = self.state();
-        if let Some(capture) = state.captures.get_mut(&thread::current().id()) {
-            return capture.write(&self.device, buffer, bytes);
-        }
         // A write through the queue happens before the next submission: what is recorded must not be in that.
         self.submit_state(&mut state);
         self.device.queue.write_buffer(buffer.wgpu(), buffer.offset(), bytes);
@@ -279,7 +265,7 @@ impl Recorder {
         state.before = state.commands.recorded;
         state.submitted += 1;
         let finished = state.commands.finish(&self.device);
-        self.send(finished, &mut state.counts);
+        state.last = Some(self.send(finished, &mut state.counts));
         if let Some(clock) = &mut state.clock {
             clock.collect(&self.device);
         }
@@ -288,7 +274,7 @@ impl Recorder {
         }
     }
 
-    fn send(&self, finished: Finished, counts: &mut [u32]) {
+    fn send(&self, finished: Finished, counts: &mut [u32]) -> wgpu::SubmissionIndex {
         let Finished { mut numbers, links, commands } = finished;
         let patience = chain::patience(self.device.adapter.software);
         for (own, words) in chain::words(&links, counts, patience) {
@@ -298,41 +284,12 @@ impl Recorder {
         }
         self.gate.wait();
         self.device.queue.write_buffer(&self.params, 0, &numbers);
-        self.device.queue.submit([commands]);
+        self.device.queue.submit([commands])
     }
 
-    /// Whether dispatches are timed, each on its own: such ones cannot be started later.
+    /// Whether dispatches are timed, each on its own: a submission is waited for before the next is recorded.
     pub fn is_timed(&self) -> bool {
         self.state().clock.is_some()
-    }
-
-    /// Calls `step`; what this thread records in it waits to be [started](Self::start). The device meanwhile has what came before.
-    pub fn capture<T, E>(
-        &self,
-        step: impl FnOnce() -> std::result::Result<T, E>,
-    ) -> std::result::Result<(T, Vec<Segment>), E> {
-        let here = thread::current().id();
-        let mut state = self.state();
-        self.submit_state(&mut state);
-        state.captures.insert(here, Capture::default());
-        drop(state);
-        let result = step();
-        let capture = self.state().captures.remove(&here).unwrap_or_default();
-        Ok((result?, capture.finish(&self.device)))
-    }
-
-    /// Starts a step that was captured, after everything recorded so far.
-    pub fn start(&self, segments: Vec<Segment>) {
-        let mut state = self.state();
-        self.submit_state(&mut state);
-        for segment in segments {
-            for (buffer, bytes) in &segment.writes {
-                self.device.queue.write_buffer(buffer.wgpu(), buffer.offset(), bytes);
-            }
-            self.send(segment.finished, &mut state.counts);
-        }
-        state.before = PER_SUBMISSION;
-        state.submitted += 1;
     }
 
     /// Waits for everything recorded, and returns the first `len` bytes of each buffer.
@@ -342,11 +299,6 @@ impl Recorder {
 
     /// Starts everything recorded, and a copy of the first `len` bytes of each buffer to the host.
     pub fn begin_read<const N: usize>(&self, wanted: [(&Buffer, u64); N]) -> Result<Reading<N>> {
-        if self.state().captures.contains_key(&thread::current().id()) {
-            return Err(Error::Unsupported(
-                "nothing can be read of a step that is recorded for later".into(),
-            ));
-        }
         let total: u64 = wanted.iter().map(|(_, len)| len.next_multiple_of(8)).sum();
         let counter = if self.chain.is_some() { 8 } else { 0 };
         let staging = self.staging((total + counter).max(8))?;
@@ -367,19 +319,19 @@ impl Recorder {
         let mut state = self.state();
         // The device has something to do meanwhile.
         state.before = PER_SUBMISSION;
-        let submitted = state.submitted;
+        let (submitted, last) = (state.submitted, state.last.clone());
         drop(state);
         let (sender, receiver) = std::sync::mpsc::channel();
         staging.map_async(wgpu::MapMode::Read, .., move |result| {
             // Nobody waits for it, if nobody wants it any more.
             let _ = sender.send(result);
         });
-        Ok(Reading { staging, receiver, lens: wanted.map(|(_, len)| len), submitted })
+        Ok(Reading { staging, receiver, lens: wanted.map(|(_, len)| len), submitted, last })
     }
 
-    /// Waits for what is being read.
+    /// Waits for what is being read, not for what has been submitted since.
     pub fn finish_read<const N: usize>(&self, reading: Reading<N>) -> Result<[Vec<u8>; N]> {
-        let Reading { staging, receiver, lens, submitted } = reading;
+        let Reading { staging, receiver, lens, submitted, last } = reading;
         let broken = |why: String| Error::Device(format!("{}: {why}", self.device.adapter.name));
         // A device that is soon ready is looked at again and again: it would wait while this thread is woken.
         let until = Instant::now() + if self.device.adapter.software { Duration::ZERO } else { SOON };
@@ -394,8 +346,12 @@ impl Recorder {
         let mapped = match mapped {
             Some(mapped) => mapped,
             None => {
-                // Also where a lost device says so.
-                let waited = self.device.wgpu.poll(wgpu::PollType::wait_indefinitely());
+                let until = wgpu::PollType::Wait { submission_index: last, timeout: None };
+                let waited = self.device.wgpu.poll(until);
+                if waited.is_err() {
+                    // Only here a lost device says so.
+                    let _ = self.device.wgpu.poll(wgpu::PollType::wait_indefinitely());
+                }
                 self.device.check()?;
                 waited.map_err(|e| broken(e.to_string()))?;
                 receiver.recv().map_err(|e| broken(e.to_string()))?
@@ -423,7 +379,7 @@ impl Recorder {
         drop(view);
         staging.unmap();
         if staging.size() <= KEPT_BYTES {
-            *self.staging.lock().unwrap_or_else(PoisonError::into_inner) = Some(staging);
+            self.kept().push(staging);
         }
         if gave_up {
             return Err(broken("a kernel waited for another one for seconds, in vain".into()));
@@ -431,10 +387,15 @@ impl Recorder {
         Ok(bytes)
     }
 
+    fn kept(&self) -> MutexGuard<'_, Vec<wgpu::Buffer>> {
+        // A list of buffers, never half-changed.
+        self.staging.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// A buffer that the host can read.
     fn staging(&self, size: u64) -> Result<wgpu::Buffer> {
-        let kept = self.staging.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(kept) = kept.filter(|kept| kept.size() >= size) {
+        // One that is too small has had its time.
+        if let Some(kept) = self.kept().pop().filter(|kept| kept.size() >= size) {
             return Ok(kept);
         }
         let usage = wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::MAP_READ;

@@ -4,17 +4,21 @@
 use std::cell::RefCell;
 use std::time::Instant;
 
+use ::backend::pool::{LayerShape, Pool, Slot};
 use ::backend::{
-    Activation, Attention, Batch, Cache, CacheFloat, GatedDelta, GdnLayout, GdnShape, GdnVectors, KeyValues,
-    KvShape, LatentAttention, Moe, Norm, Ops, Pairing, Residual, RopeSpec, Routing, Run, Scores, Weights,
+    Activation, Attention, Batch, CacheFloat, GatedDelta, GdnLayout, GdnShape, GdnVectors, KeyValues,
+    KvShape, LatentAttention, Moe, Norm, Ops, Pairing, Residual, RopeSpec, Routing, Run, Scores, Tokens,
+    Weights,
 };
 use checkpoint::{Bytes, Float, Weight};
 
 use crate::kernels::elementwise::sigmoid_gate;
-use crate::ops::attention_step::Places;
+use crate::ops::attention::Cached;
+use crate::ops::attention_step::Projected;
+use crate::ops::gdn::DeltaInputs;
 use crate::ops::rounded::{Besides, NormRef, Prologue};
 use crate::recorder::Copy;
-use crate::{Choice, Gpu, Options, Tensor};
+use crate::{Choice, Gpu, Options};
 
 /// Seconds of the device's time that one of `n` runs takes, in the middle of 15 rounds, each of them one submission. The host's time does not
 /// count, and neither do the device's first moments, in which its clock is slow.
@@ -29,6 +33,27 @@ fn seconds(gpu: &Gpu, n: usize, run: impl Fn(usize)) -> f64 {
     let mut times: Vec<f64> = (0..rounds).map(|_| round()).collect();
     times.sort_by(f64::total_cmp);
     times[rounds / 2]
+}
+
+/// Sequences of so many tokens each in a pool.
+fn sequences(gpu: &Gpu, layers: &[LayerShape], count: usize, len: usize) -> (Pool<Gpu>, Vec<Slot>) {
+    let mut pool = Pool::new(gpu, layers, 1 << 40).unwrap();
+    let mut slot = || {
+        let slot = pool.create(gpu).unwrap().unwrap();
+        assert!(pool.reserve(gpu, slot, len).unwrap());
+        pool.advance(slot, len);
+        slot
+    };
+    let slots = (0..count).map(|_| slot()).collect();
+    (pool, slots)
+}
+
+/// The next `n` tokens of each of them.
+fn step(gpu: &Gpu, pool: &mut Pool<Gpu>, slots: &[Slot], n: usize) -> Batch<Gpu> {
+    slots.iter().for_each(|slot| assert!(pool.reserve(gpu, *slot, n).unwrap()));
+    let tokens = vec![0; n];
+    let next: Vec<_> = slots.iter().map(|slot| (*slot, Tokens::Ids(&tokens))).collect();
+    Batch::new(gpu, pool, &next).unwrap()
 }
 
 fn weight(count: usize, rows: usize, cols: usize) -> Weight {
@@ -238,9 +263,7 @@ fn norms(gpu: &Gpu) {
 fn mixers(gpu: &Gpu, software: bool) {
     let shape = GdnShape { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, kernel: 4 };
     let zeros = |rows, cols| gpu.upload(rows, cols, &vec![0.5; rows * cols]).unwrap();
-    let x = zeros(1, 2 * shape.channels());
     let channels = shape.channels();
-    let qkv = Tensor::new(::backend::Shape { rows: 1, cols: channels }, x.buffer().behind(0));
     let weights = GatedDelta {
         norm: Norm { w: zeros(1, 64), eps: 1e-6 },
         projections: gpu.linear(&[&weight(1, 64, 64)]).unwrap(),
@@ -251,26 +274,43 @@ fn mixers(gpu: &Gpu, software: bool) {
         out: gpu.linear(&[&weight(1, 64, 64)]).unwrap(),
     };
     let count = if software { 1 } else { 40 };
-    let states: RefCell<Vec<_>> = RefCell::new((0..count).map(|_| gpu.recurrent(&shape).unwrap()).collect());
-    let time = seconds(gpu, 100, |i| {
-        let state = &mut states.borrow_mut()[i % count];
-        gpu.gdn_step(&qkv, [channels, channels + 64], &weights, state).unwrap().unwrap();
-    });
-    told("a step of Gated DeltaNet, 32 states of 128 x 128", 8.0 * shape.state_len() as f64, time);
+    for together in if software { vec![1] } else { vec![1, 4, 16, 64] } {
+        let layers = vec![LayerShape::Recurrent(shape); count];
+        let (mut pool, slots) = sequences(gpu, &layers, together, 0);
+        let batch = step(gpu, &mut pool, &slots, 1);
+        let stride = 2 * channels;
+        let x = zeros(together, stride).buffer().clone();
+        let gates = [channels, channels + 64].map(|at| x.behind(4 * at as u64));
+        let z = zeros(together, shape.value_total());
+        let inputs = DeltaInputs { qkv: x, stride, gates, gate_stride: stride, z };
+        gpu.recorder.submit();
+        let slabs = RefCell::new(pool.slabs_mut());
+        let time = seconds(gpu, 100, |i| {
+            let mut slabs = slabs.borrow_mut();
+            let y = gpu.tensor(together, shape.value_total()).unwrap();
+            let slab = slabs.recurrent_mut(i % count).unwrap();
+            assert!(gpu.gdn_step(&inputs, &weights, &batch, slab, &y));
+        });
+        let name = format!("a step of Gated DeltaNet, {together} sequences, 32 states of 128 x 128");
+        told(&name, (together * 8 * shape.state_len()) as f64, time);
+    }
 
     let scores = Scores { heads: 16, scale: 0.06, window: None, soft_cap: None };
-    let q = zeros(1, 16 * 256);
-    let kv = KvShape { heads: 2, key_dim: 256, value_dim: 256, float: CacheFloat::F16, window: None };
-    for context in if software { vec![128] } else { vec![128, 512, 2048, 16384] } {
-        let mut cache = gpu.kv_cache(&kv).unwrap();
-        gpu.reserve(&mut cache, context).unwrap();
-        cache.advance(context);
-        let batch = Batch::new(gpu, &[(&[0], context - 1)]).unwrap();
+    let contexts = if software { vec![128] } else { vec![128, 512, 2048, 16384] };
+    let sizes = contexts.iter().flat_map(|context| [(1, *context), (64, *context)]);
+    for ((together, context), float) in
+        sizes.flat_map(|size| [(size, CacheFloat::F16), (size, CacheFloat::Q8)])
+    {
+        let kv = KvShape { heads: 2, key_dim: 256, value_dim: 256, float, window: None };
+        let (mut pool, slots) = sequences(gpu, &[LayerShape::Kv(kv)], together, context - 1);
+        let batch = step(gpu, &mut pool, &slots, 1);
+        let q = zeros(together, 16 * 256);
         gpu.recorder.submit();
         let time = seconds(gpu, 100, |_| {
-            gpu.sdpa(&q, &batch, &[&cache], &scores).unwrap();
+            gpu.sdpa(&q, &batch, pool.slabs(), 0, &scores).unwrap();
         });
-        told(&format!("attention over {context}"), (context * kv.token_bytes()) as f64, time);
+        let name = format!("attention of {together} over {context}, {float:?}");
+        told(&name, (together * context * kv.token_bytes()) as f64, time);
     }
 }
 
@@ -315,9 +355,8 @@ fn cores(gpu: &Gpu, software: bool) {
     {
         let query = heads * width * if gated { 2 } else { 1 };
         let all = tensor(query + 2 * key_heads * width);
-        let shape = ::backend::Shape { rows: 1, cols: query };
-        let q = Tensor::new(shape, all.buffer().behind(0));
-        let places = Places { k_at: query, v_at: query + key_heads * width };
+        let [k_at, v_at] = [query, query + key_heads * width];
+        let projected = Projected { x: all, q_cols: query, k_at, v_at };
         let norm = |width: usize| Norm { w: tensor(width), eps: 1e-6 };
         let weights = Attention {
             norm: norm(64),
@@ -340,15 +379,12 @@ fn cores(gpu: &Gpu, software: bool) {
             float: CacheFloat::F16,
             window: None,
         };
-        let cache = RefCell::new(gpu.kv_cache(&shape).unwrap());
-        gpu.reserve(&mut cache.borrow_mut(), position + 1).unwrap();
-        cache.borrow_mut().advance(position);
-        let batch = Batch::new(gpu, &[(&[0], position)]).unwrap();
+        let (mut pool, slots) = sequences(gpu, &[LayerShape::Kv(shape)], 1, position);
+        let batch = step(gpu, &mut pool, &slots, 1);
         gpu.recorder.submit();
+        let cached = Cached::of(pool.slabs(), 0, &batch).unwrap();
         measure(name, position, &|| {
-            let cache = &mut *cache.borrow_mut();
-            gpu.attention_step(&q, places, &weights, &batch, cache, true).unwrap().unwrap();
-            cache.truncate(position);
+            gpu.attention_step(&projected, &weights, &cached, true).unwrap();
         });
     }
     let (heads, rank, nope, pe) = (16, 512, 128, 64);
@@ -371,15 +407,12 @@ fn cores(gpu: &Gpu, software: bool) {
     for position in [0, 63, 127, 255, 511, 1023] {
         let shape =
             KvShape { heads: 1, key_dim: rank + pe, value_dim: 0, float: CacheFloat::F16, window: None };
-        let cache = RefCell::new(gpu.kv_cache(&shape).unwrap());
-        gpu.reserve(&mut cache.borrow_mut(), position + 1).unwrap();
-        cache.borrow_mut().advance(position);
-        let batch = Batch::new(gpu, &[(&[0], position)]).unwrap();
+        let (mut pool, slots) = sequences(gpu, &[LayerShape::Kv(shape)], 1, position);
+        let batch = step(gpu, &mut pool, &slots, 1);
         gpu.recorder.submit();
+        let cached = Cached::of(pool.slabs(), 0, &batch).unwrap();
         measure("deepseek-mini, two dispatches,", position, &|| {
-            let cache = &mut *cache.borrow_mut();
-            gpu.latent_heads([&q, &kv], &weights, &batch, &batch.spans()[0], cache).unwrap().unwrap();
-            cache.truncate(position);
+            gpu.latent_heads([&q, &kv], &weights, &cached).unwrap().unwrap();
         });
     }
 }
@@ -429,12 +462,12 @@ fn prompts(gpu: &Gpu, software: bool) {
         let kv = KvShape { heads: key_heads, key_dim, value_dim, float: CacheFloat::F16, window };
         let scores = Scores { heads, scale: 0.06, window, soft_cap: None };
         let q = values(n, heads * key_dim);
-        let mut cache = gpu.kv_cache(&kv).unwrap();
-        let batch = Batch::new(gpu, &[(&vec![0; n], 0)]).unwrap();
+        let (mut pool, slots) = sequences(gpu, &[LayerShape::Kv(kv)], 1, 0);
+        let batch = step(gpu, &mut pool, &slots, n);
         let [k, v] = [key_dim, value_dim].map(|width| values(n, key_heads * width));
-        gpu.kv_append(&k, &v, &batch, &mut [&mut cache]).unwrap();
+        gpu.kv_append(&k, &v, &batch, pool.slabs_mut(), 0).unwrap();
         let time = seconds(gpu, 5, |_| {
-            gpu.sdpa(&q, &batch, &[&cache], &scores).unwrap();
+            gpu.sdpa(&q, &batch, pool.slabs(), 0, &scores).unwrap();
         });
         let seen =
             window.map_or(n / 2, |window| if n > window { window * (n - window / 2) / n } else { n / 2 });

@@ -74,7 +74,9 @@ pub(crate) enum Piece {
     Turn,
     /// The same of latents.
     LatentTurn,
-    /// What a mask lets a token see.
+    /// What a step's sequences are, and their places.
+    Steps,
+    /// What masks let tokens see, and parts of that.
     Seen,
     /// Formulas of the gates of a Gated DeltaNet.
     Gates,
@@ -93,6 +95,14 @@ pub(crate) enum Piece {
     Rank,
     /// The best of all threads' candidates.
     Best,
+    /// How a token is chosen from each row of logits.
+    Choices,
+    /// The largest logit of a row.
+    Largest,
+    /// Noise of a draw.
+    Noise,
+    /// What top-k and top-p leave.
+    Likelihoods,
     /// Waiting for the kernel in front.
     Chain,
 }
@@ -198,6 +208,7 @@ impl Variant {
             Turn => piece!("turn"),
             LatentTurn => piece!("latent_turn"),
             Attend => piece!("attend"),
+            Steps => piece!("steps"),
             Seen => piece!("seen"),
             Gates => piece!("gates"),
             GatesReady => piece!("gates_ready"),
@@ -208,6 +219,10 @@ impl Variant {
             Order => piece!("order"),
             Rank => piece!("rank"),
             Best => piece!("best"),
+            Choices => piece!("choices"),
+            Largest => piece!("largest"),
+            Noise => piece!("noise"),
+            Likelihoods => piece!("likelihoods"),
             Chain if chains => piece!("chain"),
             Chain => piece!("chain_none"),
         };

@@ -27,6 +27,16 @@ impl Tensor {
     }
 }
 
+/// Bytes from the device as whole numbers.
+pub(crate) fn numbers(bytes: &[u8]) -> Vec<u32> {
+    bytes.as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b)).collect()
+}
+
+/// Bytes from the device as floats.
+pub(crate) fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|b| f32::from_ne_bytes(*b)).collect()
+}
+
 impl Handle for Tensor {
     type Shape = Shape;
 

@@ -33,9 +33,6 @@ pub enum Error {
     /// An operation.
     #[error(transparent)]
     Backend(#[from] backend::Error),
-    /// A state of another model or another layout.
-    #[error("saved state does not fit this model: {0}")]
-    State(String),
 }
 
 /// A result of this crate.

@@ -1,13 +1,13 @@
 //! A loaded model.
 
-use backend::{Backend, Batch, CacheFloat, Checked, Span};
+use backend::pool::{LayerShape, Pool, Slot};
+use backend::{Backend, Batch, CacheFloat, Checked, Span, Tokens};
 use checkpoint::Checkpoint;
 
 use crate::layers::Decoder;
 use crate::loader::{Loader, untaken};
 use crate::outline::{Outline, Summary};
 use crate::spec::Spec;
-use crate::state::{LayerShape, State, StateImage};
 use crate::traffic::{Sizes, Traffic};
 use crate::{Error, Result};
 
@@ -38,12 +38,14 @@ impl Logits {
     }
 }
 
-/// Some tokens of one sequence.
-pub struct Request<'a, B: Backend> {
-    /// The tokens that come next, at least one.
-    pub tokens: &'a [u32],
-    /// What the sequence has seen before.
-    pub state: &'a mut State<B>,
+/// The next tokens of one sequence.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// The sequence.
+    pub slot: Slot,
+    /// The tokens that come next, at least one; room for them has been
+    /// [reserved](Pool::reserve).
+    pub tokens: Tokens<'a>,
     /// Which logits are wanted.
     pub logits: Logits,
 }
@@ -54,13 +56,6 @@ pub struct Stepped<B: Backend> {
     pub logits: Option<B::Tensor>,
     /// What the drafting head takes of every token, where there is such a head.
     pub hidden: Option<B::Tensor>,
-}
-
-/// A step of one token that was recorded before the token was known.
-pub struct Ahead<B: Backend> {
-    batch: Batch<B>,
-    logits: B::Tensor,
-    recorded: B::Recorded,
 }
 
 /// Guesses of a drafting head.
@@ -147,103 +142,44 @@ impl<B: Backend> Model<B> {
         self.spec.draft_shape(float)
     }
 
-    /// The drafting head's state of a sequence of which it has seen nothing.
-    pub fn draft_state(&self, float: CacheFloat) -> Result<Option<State<B>>> {
-        self.draft_shape(float).map(|shape| State::new(&self.backend, vec![shape])).transpose()
+    /// A pool for its sequences that takes at most `budget` bytes.
+    pub fn pool(&self, float: CacheFloat, budget: u64) -> Result<Pool<B>> {
+        Ok(Pool::new(&self.backend, &self.layer_shapes(float), budget)?)
     }
 
-    /// The state of a sequence that has seen nothing.
-    pub fn state(&self, float: CacheFloat) -> Result<State<B>> {
-        State::new(&self.backend, self.layer_shapes(float))
+    /// The same for the drafting head, where there is one: what the head keeps of a sequence has a
+    /// slot and positions of its own.
+    pub fn draft_pool(&self, float: CacheFloat, budget: u64) -> Result<Option<Pool<B>>> {
+        let pool = |shape| Ok(Pool::new(&self.backend, &[shape], budget)?);
+        self.draft_shape(float).map(pool).transpose()
     }
 
-    /// A state from its image.
-    pub fn state_from(&self, image: &StateImage, float: CacheFloat) -> Result<State<B>> {
-        State::from_image(&self.backend, self.layer_shapes(float), image)
+    /// Whether every token has an embedding in all its tables, also one that only the machine
+    /// knows: else no step may go on with [`Tokens::Last`].
+    pub fn embeds_all(&self) -> bool {
+        self.spec.embeds_all()
     }
 
-    /// Runs one batch and returns the wanted logits of all requests, one row each, in their order; `None` when nobody
-    /// wants any. The result is a handle: read it with the backend.
-    pub fn step(&self, requests: &mut [Request<'_, B>]) -> Result<Option<B::Tensor>> {
-        Ok(self.run(requests)?.0)
+    /// Runs one batch and returns the wanted logits of all requests, one row each, in their order;
+    /// `None` when nobody wants any. The result is a handle: choose tokens by it with
+    /// [`Run::submit`](backend::Run::submit), or read it.
+    pub fn step(&self, pool: &mut Pool<B>, requests: &[Request<'_>]) -> Result<Option<B::Tensor>> {
+        Ok(self.run(pool, requests)?.0)
     }
 
     /// The same, and what the drafting head takes of every token, if there is such a head.
-    pub fn step_with_hidden(&self, requests: &mut [Request<'_, B>]) -> Result<Stepped<B>> {
-        let (logits, hidden) = self.run(requests)?;
+    pub fn step_with_hidden(&self, pool: &mut Pool<B>, requests: &[Request<'_>]) -> Result<Stepped<B>> {
+        let (logits, hidden) = self.run(pool, requests)?;
         let drafter = self.decoder.drafter();
         let hidden = drafter.map(|_| self.decoder.drafter_input(&self.checked(), &hidden)).transpose()?;
         Ok(Stepped { logits, hidden })
     }
 
-    /// Whether [`step_ahead`](Self::step_ahead) works.
-    pub fn records_ahead(&self) -> bool {
-        self.backend.records_ahead() && self.spec.embeds_all()
-    }
-
-    /// Records the step of the next token, whichever it will be, while the device computes the one before. The state counts it from
-    /// now on: [start](Self::start) it before anything else is done with the state, or drop the state.
-    pub fn step_ahead(&self, state: &mut State<B>) -> Result<Ahead<B>> {
-        let ((batch, logits), recorded) = self.backend.record(|| -> Result<_> {
-            // Any id will do until the token is known.
-            let mut requests = [Request { tokens: &[0], state, logits: Logits::Last }];
-            let (batch, _) = self.batch(&requests)?;
-            let hidden = self.forward(&batch, &mut requests)?;
-            Ok((batch, self.decoder.logits(&self.checked(), &hidden)?))
-        })?;
-        Ok(Ahead { batch, logits, recorded })
-    }
-
-    /// Starts a step that was recorded ahead, now that its token is known, and returns the token's logits.
-    pub fn start(&self, ahead: Ahead<B>, token: u32) -> Result<B::Tensor> {
-        let vocabulary = self.summary.vocabulary;
-        if token as usize >= vocabulary {
-            return Err(backend::Error::TokenOutOfRange { id: token, vocabulary }.into());
-        }
-        self.backend.start(ahead.recorded, &ahead.batch, token)?;
-        Ok(ahead.logits)
-    }
-
-    /// Runs a token that the machine has [chosen](backend::Run::choose), whether or not the host knows it. Returns its logits, and the choice by them.
-    /// Only where steps are recorded ahead.
-    pub fn step_chosen(&self, chosen: &B::Chosen, state: &mut State<B>) -> Result<(B::Tensor, B::Chosen)> {
-        let batch = Batch::following(&self.backend, chosen, state.len)?;
-        let mut requests = [Request { tokens: &[0], state, logits: Logits::Last }];
-        let hidden = self.forward(&batch, &mut requests)?;
-        let logits = self.decoder.logits(&self.checked(), &hidden)?;
-        let next = self.backend.choose(&logits)?;
-        Ok((logits, next))
-    }
-
-    /// Hidden states of all tokens before the final norm.
-    fn forward(&self, batch: &Batch<B>, requests: &mut [Request<'_, B>]) -> Result<B::Tensor> {
-        let mut states: Vec<_> = requests.iter_mut().map(|r| &mut *r.state).collect();
-        let hidden = self.decoder.forward(&self.checked(), batch, &mut states)?;
-        Self::advance(requests);
-        Ok(hidden)
-    }
-
     /// The wanted logits, and the hidden states of all tokens before the final norm.
-    fn run(&self, requests: &mut [Request<'_, B>]) -> Result<(Option<B::Tensor>, B::Tensor)> {
-        let single = |r: &Request<'_, B>| r.tokens.len() == 1 && !matches!(r.logits, Logits::None);
-        if (2..=self.backend.faster_alone()).contains(&requests.len()) && requests.iter().all(single) {
-            return self.run_one_by_one(requests);
-        }
-        self.run_together(requests)
-    }
-
-    /// The same for requests of one token each, one after the other.
-    fn run_one_by_one(&self, requests: &mut [Request<'_, B>]) -> Result<(Option<B::Tensor>, B::Tensor)> {
-        let alone = requests.iter_mut().map(|request| self.run_together(std::slice::from_mut(request)));
-        let (logits, hidden): (Vec<_>, Vec<_>) = alone.collect::<Result<Vec<_>>>()?.into_iter().unzip();
-        let logits: Vec<_> = logits.iter().flatten().collect();
-        let hidden: Vec<_> = hidden.iter().collect();
-        Ok((Some(self.checked().join_rows(&logits)?), self.checked().join_rows(&hidden)?))
-    }
-
-    fn run_together(&self, requests: &mut [Request<'_, B>]) -> Result<(Option<B::Tensor>, B::Tensor)> {
-        let (batch, rows) = self.batch(requests)?;
-        let hidden = self.forward(&batch, requests)?;
+    fn run(&self, pool: &mut Pool<B>, requests: &[Request<'_>]) -> Result<(Option<B::Tensor>, B::Tensor)> {
+        let (batch, rows) = self.batch(pool, requests)?;
+        let hidden = self.decoder.forward(&self.checked(), &batch, pool.slabs_mut())?;
+        advance(pool, &batch);
         if rows.is_empty() {
             return Ok((None, hidden));
         }
@@ -255,32 +191,37 @@ impl<B: Backend> Model<B> {
         Ok((Some(self.decoder.logits(&self.checked(), &wanted)?), hidden))
     }
 
-    /// Lets the drafting head see some positions of several sequences: `hidden` has a row for each, in the requests' order. A request's
-    /// tokens are those that follow its positions, its state is the head's own, and its logits are guesses of what comes after
-    /// these. `None` when nobody wants any, or there is no head.
-    pub fn draft(&self, hidden: &B::Tensor, requests: &mut [Request<'_, B>]) -> Result<Option<Drafted<B>>> {
+    /// Shows the drafting head some positions of several sequences: `hidden` has a row for each, in
+    /// the requests' order. A request's tokens are those that follow its positions, its slot is in
+    /// the [head's own pool](Self::draft_pool), and its logits are those of the tokens after these.
+    /// `None` when nobody wants any, or there is no head.
+    pub fn draft(
+        &self,
+        pool: &mut Pool<B>,
+        hidden: &B::Tensor,
+        requests: &[Request<'_>],
+    ) -> Result<Option<Drafted<B>>> {
         let Some(drafter) = self.decoder.drafter() else { return Ok(None) };
         let b = self.checked();
-        let (batch, rows) = self.batch(requests)?;
-        let mut states: Vec<_> = requests.iter_mut().map(|r| &mut *r.state).collect();
+        let (batch, rows) = self.batch(pool, requests)?;
         let embedded = self.decoder.embed(&b, &batch)?;
-        let output = drafter.forward(&b, &batch, [&embedded, hidden], &mut states, &rows)?;
-        Self::advance(requests);
+        let output = drafter.forward(&b, &batch, [&embedded, hidden], pool.slabs_mut(), &rows)?;
+        advance(pool, &batch);
         let Some(hidden) = output else { return Ok(None) };
         Ok(Some(Drafted { logits: self.decoder.draft_logits(&b, &hidden)?, hidden }))
     }
 
     /// The batch of some requests, and its rows whose logits are wanted.
-    fn batch(&self, requests: &[Request<'_, B>]) -> Result<(Batch<B>, Vec<usize>)> {
-        let sequences: Vec<_> = requests.iter().map(|r| (r.tokens, r.state.len)).collect();
-        let batch = Batch::new(&self.backend, &sequences)?;
+    fn batch(&self, pool: &Pool<B>, requests: &[Request<'_>]) -> Result<(Batch<B>, Vec<usize>)> {
+        let sequences: Vec<_> = requests.iter().map(|r| (r.slot, r.tokens)).collect();
+        let batch = Batch::new(&self.backend, pool, &sequences)?;
         let wanted = requests.iter().zip(batch.spans()).flat_map(|(r, span)| r.logits.rows(span));
         let rows = wanted.collect();
         Ok((batch, rows))
     }
+}
 
-    /// The states have seen their tokens.
-    fn advance(requests: &mut [Request<'_, B>]) {
-        requests.iter_mut().for_each(|r| r.state.len += r.tokens.len());
-    }
+/// The sequences of a batch have seen its tokens.
+fn advance<B: Backend>(pool: &mut Pool<B>, batch: &Batch<B>) {
+    batch.spans().iter().for_each(|span| pool.advance(span.slot, span.len));
 }

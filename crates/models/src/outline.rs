@@ -1,12 +1,12 @@
 //! A checkpoint's model before it is on a backend.
 
 use backend::CacheFloat;
+use backend::pool::LayerShape;
 use checkpoint::Checkpoint;
 
 use crate::Result;
 use crate::family::Family;
 use crate::spec::Spec;
-use crate::state::LayerShape;
 use crate::stored::{Source, Stored};
 use crate::traffic::{Sizes, Traffic};
 use crate::weights::{Part, WeightSpec};

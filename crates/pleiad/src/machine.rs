@@ -6,7 +6,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use backend::{Backend, Run, Weights};
+use backend::pool::Layers;
+use backend::{Backend, Cache, Run, Weights};
 use checkpoint::Checkpoint;
 use cpu::{Cpu, Numerics};
 use engine::{Caches, DEFAULT_CONTEXT, Engine, EngineOptions, bytes};
@@ -224,29 +225,39 @@ impl MachineArgs {
 
     /// How the model is spread, if it is larger than the memory of which so much may be used, and the outline of what is loaded:
     /// with the drafting head only where everything fits.
-    fn plan(&self, outline: Outline, usable: Option<u64>) -> Result<(Option<Plan>, Outline), Error> {
+    fn plan(
+        &self,
+        outline: Outline,
+        machine: &impl Cache,
+        usable: Option<u64>,
+    ) -> Result<(Option<Plan>, Outline), Error> {
         let has_head = outline.spec().has_drafter();
-        if has_head && matches!(self.plan_whole(&outline, usable), Ok(None)) {
+        if has_head && matches!(self.plan_whole(&outline, machine, usable), Ok(None)) {
             return Ok((None, outline));
         }
         let outline = outline.without_drafter();
-        Ok((self.plan_whole(&outline, usable)?, outline))
+        Ok((self.plan_whole(&outline, machine, usable)?, outline))
     }
 
-    fn plan_whole(&self, outline: &Outline, usable: Option<u64>) -> Result<Option<Plan>, Error> {
+    fn plan_whole(
+        &self,
+        outline: &Outline,
+        machine: &impl Cache,
+        usable: Option<u64>,
+    ) -> Result<Option<Plan>, Error> {
         let Some(budget) = self.memory.or(usable) else { return Ok(None) };
         let sizes = outline.sizes();
         if budget / 2 > sizes.experts + sizes.others + plan::BESIDE {
             return Ok(None);
         }
         let context = self.context.map(|n| n as usize).or(outline.spec().context).unwrap_or(DEFAULT_CONTEXT);
-        let shapes = outline.state_shapes(self.cache_float()).into_iter();
-        let caches = shapes.map(|shape| shape.bytes(context, self.chunk)).sum();
+        let layers = Layers::new(&outline.state_shapes(self.cache_float()));
+        let caches = layers.layout(machine, u64::MAX).bytes(context, self.chunk);
         Ok(Plan::new(budget, sizes, caches, self.context.is_some())?)
     }
 
     fn load_cpu(&self, checkpoint: &Checkpoint, outline: Outline, cpu: Cpu) -> Result<Engine<Cpu>, Error> {
-        let (plan, outline) = self.plan(outline, cpu.free_memory().map(plan::usable))?;
+        let (plan, outline) = self.plan(outline, &cpu, cpu.free_memory().map(plan::usable))?;
         let Some(plan) = plan else { return self.load(checkpoint, outline, cpu) };
         drop(cpu);
         self.load_spread(outline, self.cpu(Some(&plan))?, &plan)
@@ -254,7 +265,7 @@ impl MachineArgs {
 
     #[cfg(feature = "gpu")]
     fn load_gpu(&self, checkpoint: &Checkpoint, outline: Outline, gpu: Gpu) -> Result<Engine<Gpu>, Error> {
-        let (plan, outline) = self.plan(outline, gpu.free_memory())?;
+        let (plan, outline) = self.plan(outline, &gpu, gpu.free_memory())?;
         let Some(plan) = plan else {
             gpus::check_room(&gpu, checkpoint.total_bytes())?;
             return self.load(checkpoint, outline, gpu);
@@ -304,15 +315,23 @@ impl MachineArgs {
         let ((plan, outline), cache_memory) = match machine {
             AnyMachine::Cpu(cpu) => {
                 let usable = cpu.free_memory().map(plan::usable);
-                (self.plan(outline, usable)?, self.cache_memory(weights, cpu))
+                (self.plan(outline, cpu, usable)?, self.cache_memory(weights, cpu))
             }
             #[cfg(feature = "gpu")]
-            AnyMachine::Gpu(gpu) => (self.plan(outline, gpu.free_memory())?, self.cache_memory(weights, gpu)),
+            AnyMachine::Gpu(gpu) => {
+                (self.plan(outline, gpu, gpu.free_memory())?, self.cache_memory(weights, gpu))
+            }
         };
         let cache_memory = plan.map(|plan| plan.caches).or(cache_memory).unwrap_or(u64::MAX);
         let options = self.options(Some(cache_memory));
         let shapes = outline.state_shapes(options.cache);
-        let caches = Caches::new(shapes, outline.spec().context, &options, cache_memory)?;
+        let layers = Layers::new(&shapes);
+        let layout = match machine {
+            AnyMachine::Cpu(cpu) => layers.layout(cpu, cache_memory),
+            #[cfg(feature = "gpu")]
+            AnyMachine::Gpu(gpu) => layers.layout(gpu, cache_memory),
+        };
+        let caches = Caches::new(layout, outline.spec().context, &options)?;
         Ok((outline, plan, caches))
     }
 }

@@ -112,7 +112,13 @@ impl Metrics {
             ("pleiad_guessed_tokens_total", "counter", "Tokens guessed in advance.", stats.drafted),
             ("pleiad_guessed_right_tokens_total", "counter", "Tokens guessed right.", stats.accepted),
             ("pleiad_steps_total", "counter", "Steps of the model.", stats.steps),
-            ("pleiad_prefix_bytes", "gauge", "Bytes of states kept for later prompts.", stats.prefix_bytes),
+            (
+                "pleiad_cache_bytes",
+                "gauge",
+                "Bytes of caches and recurrent states in use.",
+                stats.cache_bytes,
+            ),
+            ("pleiad_prefix_bytes", "gauge", "Of these, bytes kept for later prompts.", stats.prefix_bytes),
             ("process_start_time_seconds", "gauge", "Start of the server, since 1970.", started),
         ] {
             head(&mut out, name, kind, help);

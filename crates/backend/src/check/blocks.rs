@@ -1,9 +1,9 @@
 //! Checks of blocks: their weights against each other and against the caches.
 
-use super::{convolution, equal, error, gdn_gates, gdn_shape, heads, per_span, vector};
+use super::{convolution, equal, error, gdn_gates, gdn_shape, heads, vector};
 use crate::{
     Attention, GatedDelta, GdnShape, Handle, KvShape, LatentAttention, LinearShape, Mlp, Moe, Residual,
-    Result, Routing, Shape, Span, Weights,
+    Result, Routing, Shape, Weights,
 };
 
 /// That a linear layer is one matrix of this shape.
@@ -30,13 +30,8 @@ fn residual<T: Handle<Shape = Shape>>(
 }
 
 /// [`Blocks::attention`](crate::Blocks::attention)
-pub fn attention<B: Weights>(
-    w: &Attention<B>,
-    spans: &[Span],
-    caches: impl ExactSizeIterator<Item = (KvShape, usize)>,
-) -> Result<()> {
+pub fn attention<B: Weights>(w: &Attention<B>, cache: &KvShape) -> Result<()> {
     const OP: &str = "attention";
-    per_span(OP, spans, caches.len())?;
     let projections = w.projections.shape();
     let hidden = projections.inputs;
     let width = w.q_norm.w.shape().cols;
@@ -50,40 +45,32 @@ pub fn attention<B: Weights>(
         return Err(error(OP, "the window", 0, "1 or more"));
     }
     let q = w.heads * width * if w.gated { 2 } else { 1 };
-    for (span, (cache, len)) in spans.iter().zip(caches) {
-        heads(OP, "the number of query heads", w.heads, cache.heads)?;
-        equal(OP, "the width of a cached key", cache.key_dim, width)?;
-        let (k, v) = (cache.heads * cache.key_dim, cache.heads * cache.value_dim);
-        let (expected, held): (&[usize], _) = match &w.key_values {
-            None => (&[q], span.position + span.len),
-            Some(_) if w.keys_are_values() => (&[q, k], span.position),
-            Some(_) => (&[q, k, v], span.position),
-        };
-        if projections.outputs() != expected {
-            let found = format!("{:?}", projections.outputs());
-            return Err(error(OP, "the projections", found, format!("{expected:?}")));
-        }
-        if let Some(own) = &w.key_values {
-            equal(OP, "the heads of a cache", cache.heads, own.heads)?;
-            vector(OP, "the norm of keys", own.k_norm.w.shape(), cache.key_dim)?;
-        }
-        equal(OP, "the tokens in a cache", len, held)?;
-        single(OP, "the output projection", w.out.shape(), hidden, w.heads * cache.value_dim)?;
-        if w.gated {
-            equal(OP, "the width of a gated value", cache.value_dim, width)?;
-        }
+    heads(OP, "the number of query heads", w.heads, cache.heads)?;
+    equal(OP, "the width of a cached key", cache.key_dim, width)?;
+    let (k, v) = (cache.heads * cache.key_dim, cache.heads * cache.value_dim);
+    let expected: &[usize] = match &w.key_values {
+        None => &[q],
+        Some(_) if w.keys_are_values() => &[q, k],
+        Some(_) => &[q, k, v],
+    };
+    if projections.outputs() != expected {
+        let found = format!("{:?}", projections.outputs());
+        return Err(error(OP, "the projections", found, format!("{expected:?}")));
+    }
+    if let Some(own) = &w.key_values {
+        equal(OP, "the heads of a cache", cache.heads, own.heads)?;
+        vector(OP, "the norm of keys", own.k_norm.w.shape(), cache.key_dim)?;
+    }
+    single(OP, "the output projection", w.out.shape(), hidden, w.heads * cache.value_dim)?;
+    if w.gated {
+        equal(OP, "the width of a gated value", cache.value_dim, width)?;
     }
     Ok(())
 }
 
 /// [`Blocks::latent_attention`](crate::Blocks::latent_attention)
-pub fn latent_attention<B: Weights>(
-    w: &LatentAttention<B>,
-    spans: &[Span],
-    caches: impl ExactSizeIterator<Item = (KvShape, usize)>,
-) -> Result<()> {
+pub fn latent_attention<B: Weights>(w: &LatentAttention<B>, cache: &KvShape) -> Result<()> {
     const OP: &str = "latent_attention";
-    per_span(OP, spans, caches.len())?;
     let projections = w.projections.shape();
     let (hidden, rank, pe) = (projections.inputs, w.latent_norm.w.shape().cols, w.rope.shape());
     vector(OP, "the norm", w.norm.w.shape(), hidden)?;
@@ -108,23 +95,14 @@ pub fn latent_attention<B: Weights>(
     equal(OP, "embed_q", embed.matrix, Shape { rows: rank, cols: w.nope })?;
     equal(OP, "the latents of unembed_out", unembed.matrix.cols, rank)?;
     single(OP, "the output projection", w.out.shape(), hidden, w.heads * unembed.matrix.rows)?;
-    for (span, (cache, len)) in spans.iter().zip(caches) {
-        equal(OP, "the heads of a cache", cache.heads, 1)?;
-        equal(OP, "the width of a cached latent", cache.key_dim, rank + pe)?;
-        equal(OP, "the value width of a cache", cache.value_dim, 0)?;
-        equal(OP, "the tokens in a cache", len, span.position)?;
-    }
-    Ok(())
+    equal(OP, "the heads of a cache", cache.heads, 1)?;
+    equal(OP, "the width of a cached latent", cache.key_dim, rank + pe)?;
+    equal(OP, "the value width of a cache", cache.value_dim, 0)
 }
 
 /// [`Blocks::gated_delta`](crate::Blocks::gated_delta)
-pub fn gated_delta<B: Weights>(
-    w: &GatedDelta<B>,
-    spans: &[Span],
-    states: impl ExactSizeIterator<Item = GdnShape>,
-) -> Result<()> {
+pub fn gated_delta<B: Weights>(w: &GatedDelta<B>, state: &GdnShape) -> Result<()> {
     const OP: &str = "gated_delta";
-    per_span(OP, spans, states.len())?;
     let (shape, projections) = (&w.shape, w.projections.shape());
     gdn_shape(OP, shape)?;
     let (channels, values, heads) = (shape.channels(), shape.value_total(), shape.value_heads);
@@ -141,11 +119,9 @@ pub fn gated_delta<B: Weights>(
     single(OP, "the output projection", w.out.shape(), projections.inputs, values)?;
     let per_head = Shape { rows: 1, cols: heads };
     gdn_gates(per_head, per_head, w.vectors.a_log.shape(), w.vectors.dt_bias.shape())?;
-    for state in states {
-        convolution(OP, Shape { rows: 1, cols: channels }, w.vectors.conv.shape(), &state)?;
-        if state != *shape {
-            return Err(error(OP, "the shape of a state", format!("{state:?}"), format!("{shape:?}")));
-        }
+    convolution(OP, Shape { rows: 1, cols: channels }, w.vectors.conv.shape(), state)?;
+    if state != shape {
+        return Err(error(OP, "the shape of a state", format!("{state:?}"), format!("{shape:?}")));
     }
     Ok(())
 }

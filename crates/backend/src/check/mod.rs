@@ -44,11 +44,6 @@ pub fn vector(operation: &'static str, what: &'static str, w: Shape, width: usiz
     equal(operation, what, w, Shape { rows: 1, cols: width })
 }
 
-/// That there is one cache or state per span.
-pub fn per_span(operation: &'static str, spans: &[Span], caches: usize) -> Result<()> {
-    equal(operation, "the number of caches", caches, spans.len())
-}
-
 /// That an activation has one row per token of the batch.
 pub fn rows(operation: &'static str, what: &'static str, x: Shape, spans: &[Span]) -> Result<()> {
     let n = spans.iter().map(|s| s.len).sum();
@@ -229,97 +224,59 @@ pub fn kv_shape(shape: &KvShape) -> Result<()> {
     Ok(())
 }
 
-/// `kv_append` and `mla_append`: each cache's shape, and how many tokens it holds.
-pub fn append(
-    operation: &'static str,
-    k: Shape,
-    v: Shape,
-    spans: &[Span],
-    caches: impl ExactSizeIterator<Item = (KvShape, usize)>,
-) -> Result<()> {
+/// `kv_append` and `mla_append`
+pub fn append(operation: &'static str, k: Shape, v: Shape, spans: &[Span], cache: &KvShape) -> Result<()> {
     rows(operation, "the rows of k", k, spans)?;
-    per_span(operation, spans, caches.len())?;
     equal(operation, "the rows of v", v.rows, k.rows)?;
-    for (span, (cache, len)) in spans.iter().zip(caches) {
-        equal(operation, "the width of k", k.cols, cache.heads * cache.key_dim)?;
-        equal(operation, "the width of v", v.cols, cache.heads * cache.value_dim)?;
-        equal(operation, "a span's position", span.position, len)?;
-    }
-    Ok(())
+    equal(operation, "the width of k", k.cols, cache.heads * cache.key_dim)?;
+    equal(operation, "the width of v", v.cols, cache.heads * cache.value_dim)
 }
 
-/// `mla_append`: each cache's shape, and how many tokens it holds.
-pub fn mla_append(
-    latent: Shape,
-    k_pe: Shape,
-    spans: &[Span],
-    caches: impl ExactSizeIterator<Item = (KvShape, usize)>,
-) -> Result<()> {
+/// `mla_append`
+pub fn mla_append(latent: Shape, k_pe: Shape, spans: &[Span], cache: &KvShape) -> Result<()> {
     equal("mla_append", "the rows of k_pe", k_pe.rows, latent.rows)?;
     let keys = Shape { rows: latent.rows, cols: latent.cols + k_pe.cols };
-    append("mla_append", keys, Shape { rows: latent.rows, cols: 0 }, spans, caches)
+    append("mla_append", keys, Shape { rows: latent.rows, cols: 0 }, spans, cache)
 }
 
-/// `sdpa`: each cache's shape, and how many tokens it holds.
-pub fn sdpa(
-    q: Shape,
-    scores: &Scores,
-    spans: &[Span],
-    caches: impl ExactSizeIterator<Item = (KvShape, usize)>,
-) -> Result<()> {
+/// `sdpa`
+pub fn sdpa(q: Shape, scores: &Scores, spans: &[Span], cache: &KvShape) -> Result<()> {
     const OP: &str = "sdpa";
     rows(OP, "the rows of q", q, spans)?;
-    per_span(OP, spans, caches.len())?;
     if scores.window == Some(0) {
         return Err(error(OP, "the window", 0, "1 or more"));
     }
-    let mut width = None;
-    for (span, (cache, len)) in spans.iter().zip(caches) {
-        equal(OP, "the width of q", q.cols, scores.heads * cache.key_dim)?;
-        heads(OP, "the number of query heads", scores.heads, cache.heads)?;
-        if cache.value_dim == 0 {
-            let expected = "1 or more: a latent cache has its own attention";
-            return Err(error(OP, "the value width of a cache", 0, expected));
-        }
-        equal(OP, "the value width of a cache", cache.value_dim, *width.get_or_insert(cache.value_dim))?;
-        equal(OP, "the tokens in a cache", len, span.position + span.len)?;
-        if let Some(kept) = cache.window.filter(|kept| len > *kept && scores.window.is_none_or(|w| w > *kept))
-        {
-            let found = scores.window.map_or("none".into(), |window| window.to_string());
-            return Err(error(OP, "the window", found, format!("at most the {kept} tokens the cache keeps")));
-        }
+    equal(OP, "the width of q", q.cols, scores.heads * cache.key_dim)?;
+    heads(OP, "the number of query heads", scores.heads, cache.heads)?;
+    if cache.value_dim == 0 {
+        let expected = "1 or more: a latent cache has its own attention";
+        return Err(error(OP, "the value width of a cache", 0, expected));
     }
-    Ok(())
+    kept(OP, scores.window, spans, cache)
 }
 
-/// `mla_attention`: each cache's shape, and how many tokens it holds.
-pub fn mla_attention(
-    q: Shape,
-    q_pe: Shape,
-    n: usize,
-    spans: &[Span],
-    caches: impl ExactSizeIterator<Item = (KvShape, usize)>,
-) -> Result<()> {
+/// That a cache has kept what is seen.
+fn kept(operation: &'static str, window: Option<usize>, spans: &[Span], cache: &KvShape) -> Result<()> {
+    let longest = spans.iter().map(|span| span.position + span.len).max().unwrap_or_default();
+    match cache.window.filter(|kept| longest > *kept && window.is_none_or(|window| window > *kept)) {
+        None => Ok(()),
+        Some(kept) => {
+            let found = window.map_or("none".into(), |window| window.to_string());
+            Err(error(operation, "the window", found, format!("at most the {kept} tokens the cache keeps")))
+        }
+    }
+}
+
+/// `mla_attention`
+pub fn mla_attention(q: Shape, q_pe: Shape, n: usize, spans: &[Span], cache: &KvShape) -> Result<()> {
     const OP: &str = "mla_attention";
     rows(OP, "the rows of q", q, spans)?;
-    per_span(OP, spans, caches.len())?;
     let rank = heads(OP, "the width of q", q.cols, n)?;
     let pe = heads(OP, "the width of q_pe", q_pe.cols, n)?;
     equal(OP, "the rows of q_pe", q_pe.rows, q.rows)?;
-    for (span, (cache, len)) in spans.iter().zip(caches) {
-        equal(OP, "the heads of a cache", cache.heads, 1)?;
-        equal(OP, "the width of a cached latent", cache.key_dim, rank + pe)?;
-        equal(OP, "the tokens in a cache", len, span.position + span.len)?;
-        if let Some(kept) = cache.window.filter(|kept| len > *kept) {
-            return Err(error(
-                OP,
-                "a cache",
-                format!("a ring of {kept} tokens"),
-                format!("all {len} tokens"),
-            ));
-        }
-    }
-    Ok(())
+    equal(OP, "the heads of a cache", cache.heads, 1)?;
+    equal(OP, "the width of a cached latent", cache.key_dim, rank + pe)?;
+    kept(OP, None, spans, cache)
 }
 
 /// `mla_absorb_q` and `mla_unabsorb`: `x [n, heads * in]` against one matrix `[out, in]` per head; returns `[n, heads * out]`.
@@ -405,19 +362,10 @@ pub fn gdn_shape(operation: &'static str, shape: &GdnShape) -> Result<()> {
     Ok(())
 }
 
-/// `conv_causal`, against the shapes of the states.
-pub fn conv_causal(
-    x: Shape,
-    w: Shape,
-    spans: &[Span],
-    states: impl ExactSizeIterator<Item = GdnShape>,
-) -> Result<()> {
+/// `conv_causal`
+pub fn conv_causal(x: Shape, w: Shape, spans: &[Span], shape: &GdnShape) -> Result<()> {
     rows("conv_causal", "the rows of x", x, spans)?;
-    per_span("conv_causal", spans, states.len())?;
-    for shape in states {
-        convolution("conv_causal", x, w, &shape)?;
-    }
-    Ok(())
+    convolution("conv_causal", x, w, shape)
 }
 
 fn convolution(operation: &'static str, x: Shape, w: Shape, shape: &GdnShape) -> Result<()> {
@@ -433,29 +381,12 @@ pub fn gdn_gates(a: Shape, b: Shape, a_log: Shape, dt_bias: Shape) -> Result<usi
     Ok(a.cols)
 }
 
-/// `gdn`, against the shapes of the states.
-pub fn gdn(
-    qkv: Shape,
-    g: Shape,
-    beta: Shape,
-    spans: &[Span],
-    states: impl ExactSizeIterator<Item = GdnShape>,
-) -> Result<()> {
+/// `gdn`
+pub fn gdn(qkv: Shape, g: Shape, beta: Shape, spans: &[Span], shape: &GdnShape) -> Result<()> {
     rows("gdn", "the rows of qkv", qkv, spans)?;
-    per_span("gdn", spans, states.len())?;
-    let mut width = None;
-    for shape in states {
-        recurrence("gdn", qkv, g, beta, &shape)?;
-        let total = shape.value_total();
-        equal("gdn", "the value width of a state", total, *width.get_or_insert(total))?;
-    }
-    Ok(())
-}
-
-fn recurrence(operation: &'static str, qkv: Shape, g: Shape, beta: Shape, shape: &GdnShape) -> Result<()> {
-    equal(operation, "the width of qkv", qkv.cols, shape.channels())?;
-    equal(operation, "g", g, Shape { rows: qkv.rows, cols: shape.value_heads })?;
-    equal(operation, "beta", beta, g)
+    equal("gdn", "the width of qkv", qkv.cols, shape.channels())?;
+    equal("gdn", "g", g, Shape { rows: qkv.rows, cols: shape.value_heads })?;
+    equal("gdn", "beta", beta, g)
 }
 
 /// That a cache's image belongs to its shape; returns the tokens it holds.

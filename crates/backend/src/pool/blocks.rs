@@ -40,6 +40,11 @@ impl Blocks {
         free
     }
 
+    /// Places in use.
+    pub fn in_use(&self) -> u32 {
+        (self.counts.len() - self.free.len()) as u32
+    }
+
     /// Places that have been in use at once.
     pub fn most(&self) -> u32 {
         self.counts.len() as u32

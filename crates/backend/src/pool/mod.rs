@@ -1,288 +1,189 @@
-//! Bookkeeping of a cache pool: which blocks and state rows each sequence holds.
+//! One pool for the caches and recurrent states of all sequences.
 //!
-//! KV caches lie in blocks of [`BLOCK`] tokens. Layers that see the same window form a [`Group`]
-//! and share block tables: block 7 of a group is the same place in the slab of each of its layers.
-//! Recurrent states are rows: one for each sequence, in the slab of each recurrent layer. Blocks
-//! are shared by reference count, so that a fork costs a state row and nothing else; a shared block
-//! is copied when a sequence first writes to it. A window's blocks are freed as it moves on.
-//!
-//! Nothing here touches a device. What a device has to copy comes back as [`Copies`], to be made
-//! before the sequence's next step.
+//! [`Tables`] is the bookkeeping, which touches no device: which blocks and state rows each sequence
+//! holds. A machine's `Slabs` are the memory: for each layer with keys all its blocks, for each
+//! recurrent layer all its state rows. [`Pool`] is both.
 
 mod blocks;
+mod layers;
+mod tables;
 #[cfg(test)]
 mod tests;
 
-use blocks::Blocks;
+use std::sync::Arc;
 
-/// Tokens of a block.
-pub const BLOCK: usize = 64;
+pub use layers::{LayerImage, LayerShape, Layers, StateImage};
+pub use tables::{BLOCK, Copies, Group, Layout, RETURN, Slot, Table, Tables};
 
-/// Layers whose caches see the same window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Group {
-    /// How many of the last tokens, its own included, a query sees; all when absent.
-    pub window: Option<usize>,
-    /// Bytes of a block, in all layers of the group together.
-    pub block_bytes: u64,
+use crate::{Cache, Result};
+
+/// Caches and recurrent states of all sequences.
+pub struct Pool<B: Cache> {
+    layers: Arc<Layers>,
+    tables: Tables,
+    slabs: B::Slabs,
+    /// What the slabs have room for.
+    room: Places,
 }
 
-/// What a pool holds of each sequence, and how much memory it may take.
-#[derive(Clone, Debug)]
-pub struct Layout {
-    /// Groups of layers with keys and values.
-    pub groups: Vec<Group>,
-    /// Bytes of a state row, in all recurrent layers together; 0 for models that have none.
-    pub state_bytes: u64,
-    /// Bytes that blocks and rows may take together.
-    pub budget: u64,
-}
-
-/// One sequence's place in a pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Slot(u32);
-
-/// What a device has to copy.
+/// Blocks of each group, and state rows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Copies {
-    /// Group, block to read, block to write.
-    pub blocks: Vec<(usize, u32, u32)>,
-    /// State row to read, state row to write.
-    pub rows: Vec<(u32, u32)>,
+pub struct Places {
+    /// Blocks of each group.
+    pub blocks: Vec<u32>,
+    /// State rows.
+    pub rows: u32,
+    /// Whether the budget holds a quarter more of all of them.
+    pub spare: bool,
 }
 
-/// Blocks of one group that a sequence holds: those from the first that its window needs.
-#[derive(Clone, Debug, Default)]
-struct Table {
-    /// Blocks freed because the window has passed them.
-    passed: usize,
-    held: Vec<u32>,
-}
-
-#[derive(Clone, Debug)]
-struct Sequence {
-    len: usize,
-    tables: Vec<Table>,
-    row: Option<u32>,
-}
-
-/// The tables of all sequences.
-#[derive(Debug)]
-pub struct Tables {
-    layout: Layout,
-    /// For each group.
-    blocks: Vec<Blocks>,
-    rows: Blocks,
-    sequences: Vec<Option<Sequence>>,
-    used: u64,
-}
-
-impl Group {
-    /// The first position that the token at `position` sees.
-    fn first_seen(&self, position: usize) -> usize {
-        self.window.map_or(0, |window| (position + 1).saturating_sub(window.max(1)))
-    }
-}
-
-impl Tables {
-    /// Tables of no sequence.
-    pub fn new(layout: Layout) -> Self {
-        let blocks = layout.groups.iter().map(|_| Blocks::default()).collect();
-        Self { layout, blocks, rows: Blocks::default(), sequences: Vec::new(), used: 0 }
-    }
-
-    /// Bytes that all blocks and rows in use take, each counted once.
-    pub fn used(&self) -> u64 {
-        self.used
-    }
-
-    /// Blocks that have been in use at once, of each group: as many as a slab needs.
-    pub fn slab_blocks(&self, group: usize) -> u32 {
-        self.blocks[group].most()
-    }
-
-    /// State rows that have been in use at once: as many as a slab needs.
-    pub fn slab_rows(&self) -> u32 {
-        self.rows.most()
-    }
-
-    /// A new sequence that has seen nothing; `None` where memory for its state is missing. The
-    /// device clears its row.
-    pub fn create(&mut self) -> Option<Slot> {
-        let row = match self.layout.state_bytes {
-            0 => None,
-            bytes if self.used + bytes > self.layout.budget => return None,
-            bytes => {
-                self.used += bytes;
-                Some(self.rows.take())
+impl<B: Cache> Pool<B> {
+    /// A pool of these layers that takes at most `budget` bytes. It grows as sequences do.
+    pub fn new(b: &B, shapes: &[LayerShape], budget: u64) -> Result<Self> {
+        for shape in shapes {
+            match shape {
+                LayerShape::Kv(kv) => crate::check::kv_shape(kv)?,
+                LayerShape::Recurrent(gdn) => crate::check::gdn_shape("recurrent", gdn)?,
             }
-        };
-        let tables = vec![Table::default(); self.layout.groups.len()];
-        Some(self.insert(Sequence { len: 0, tables, row }))
+        }
+        let layers = Arc::new(Layers::new(shapes));
+        let room = Places { blocks: vec![0; layers.group_count()], rows: 0, spare: true };
+        let tables = Tables::new(layers.layout(b, budget));
+        Ok(Self { slabs: b.slabs(&layers)?, layers, tables, room })
     }
 
-    fn insert(&mut self, sequence: Sequence) -> Slot {
-        let free = self.sequences.iter().position(Option::is_none);
-        let slot = free.unwrap_or_else(|| {
-            self.sequences.push(None);
-            self.sequences.len() - 1
-        });
-        self.sequences[slot] = Some(sequence);
-        Slot(slot as u32)
+    /// The layers.
+    pub fn layers(&self) -> &Arc<Layers> {
+        &self.layers
     }
 
-    fn sequence(&self, slot: Slot) -> Option<&Sequence> {
-        self.sequences.get(slot.0 as usize)?.as_ref()
+    /// Who holds what.
+    pub fn tables(&self) -> &Tables {
+        &self.tables
     }
 
-    /// Tokens that a sequence has seen; 0 for a slot that was released.
+    /// The memory.
+    pub fn slabs(&self) -> &B::Slabs {
+        &self.slabs
+    }
+
+    /// The same, to be written.
+    pub fn slabs_mut(&mut self) -> &mut B::Slabs {
+        &mut self.slabs
+    }
+
+    /// Changes how much memory it may take; what is in use stays.
+    pub fn set_budget(&mut self, bytes: u64) {
+        self.tables.set_budget(bytes);
+    }
+
+    /// Tokens that a sequence has seen.
     pub fn len(&self, slot: Slot) -> usize {
-        self.sequence(slot).map_or(0, |sequence| sequence.len)
+        self.tables.len(slot)
     }
 
-    /// The state row of a sequence.
-    pub fn row(&self, slot: Slot) -> Option<u32> {
-        self.sequence(slot)?.row
+    /// Whether no sequence holds anything.
+    pub fn is_empty(&self) -> bool {
+        self.tables.used() == 0
     }
 
-    /// The blocks of a group that a sequence holds, and the number of blocks before them that its
-    /// window has passed: position `p` lies in block `blocks[p / BLOCK - passed]`.
-    pub fn blocks(&self, slot: Slot, group: usize) -> (usize, &[u32]) {
-        self.sequence(slot).map_or((0, &[]), |sequence| {
-            let Table { passed, held } = &sequence.tables[group];
-            (*passed, held)
-        })
-    }
-
-    /// Makes room for `tokens` more tokens and copies what is shared and will be written. `None`,
-    /// with nothing changed, where memory is missing: somebody has to be preempted then.
-    pub fn reserve(&mut self, slot: Slot, tokens: usize) -> Option<Copies> {
-        let sequence = self.sequence(slot)?;
-        let (first, end) = (sequence.len, sequence.len + tokens);
-        let mut needed = 0;
-        for ((group, table), blocks) in self.layout.groups.iter().zip(&sequence.tables).zip(&self.blocks) {
-            let more = end.div_ceil(BLOCK).saturating_sub(table.passed + table.held.len());
-            let shared = written(table, first, end).filter(|i| blocks.count(table.held[*i]) > 1);
-            needed += (more + shared.count()) as u64 * group.block_bytes;
+    /// Gives the slabs as many places as tables have handed out.
+    fn grow(&mut self, b: &B) -> Result<()> {
+        let blocks = (0..self.layers.group_count()).map(|group| self.tables.slab_blocks(group)).collect();
+        let mut needed = Places { blocks, rows: self.tables.slab_rows(), spare: true };
+        let bytes = self.tables.layout().bytes_of(&needed);
+        needed.spare = bytes.saturating_add(bytes / 4) <= self.tables.layout().budget;
+        if needed != self.room {
+            b.grow(&mut self.slabs, &needed)?;
+            self.room = needed;
         }
-        if self.used + needed > self.layout.budget {
-            return None;
-        }
-        self.used += needed;
-        let mut copies = Copies::default();
-        let sequence = self.sequences[slot.0 as usize].as_mut()?;
-        for (group, (table, blocks)) in sequence.tables.iter_mut().zip(&mut self.blocks).enumerate() {
-            for i in written(table, first, end) {
-                let shared = table.held[i];
-                if blocks.count(shared) > 1 {
-                    let own = blocks.take();
-                    blocks.release(shared);
-                    table.held[i] = own;
-                    copies.blocks.push((group, shared, own));
-                }
-            }
-            while (table.passed + table.held.len()) * BLOCK < end {
-                table.held.push(blocks.take());
-            }
-        }
-        Some(copies)
+        Ok(())
     }
 
-    /// Counts `tokens` that a step has written; room for them was reserved. Frees what a window has
-    /// passed, and what was reserved beyond them.
+    /// A new sequence that has seen nothing; `None` where memory for its state is missing.
+    pub fn create(&mut self, b: &B) -> Result<Option<Slot>> {
+        let Some(slot) = self.tables.create() else { return Ok(None) };
+        self.grow(b)?;
+        if let Some(row) = self.tables.row(slot) {
+            b.clear(&mut self.slabs, row)?;
+        }
+        Ok(Some(slot))
+    }
+
+    /// Makes room for `tokens` more tokens of a sequence. Returns false, with nothing changed, where
+    /// memory is missing: somebody has to be preempted then.
+    pub fn reserve(&mut self, b: &B, slot: Slot, tokens: usize) -> Result<bool> {
+        let Some(copies) = self.tables.reserve(slot, tokens) else { return Ok(false) };
+        self.grow(b)?;
+        self.copy(b, &copies)?;
+        Ok(true)
+    }
+
+    fn copy(&mut self, b: &B, copies: &Copies) -> Result<()> {
+        if *copies == Copies::default() { Ok(()) } else { b.copy(&mut self.slabs, copies) }
+    }
+
+    /// Counts `tokens` that a step writes; room for them was reserved.
     pub fn advance(&mut self, slot: Slot, tokens: usize) {
-        let Some(Some(sequence)) = self.sequences.get_mut(slot.0 as usize) else { return };
-        sequence.len += tokens;
-        for ((group, table), blocks) in
-            self.layout.groups.iter().zip(&mut sequence.tables).zip(&mut self.blocks)
-        {
-            let passed = group.first_seen(sequence.len) / BLOCK;
-            let gone = passed.saturating_sub(table.passed).min(table.held.len());
-            let kept = sequence.len.div_ceil(BLOCK).saturating_sub(table.passed + gone);
-            let tail = table.held.split_off((gone + kept).min(table.held.len()));
-            table.passed += gone;
-            let freed = table.held.drain(..gone).chain(tail).filter(|block| blocks.release(*block));
-            self.used -= freed.count() as u64 * group.block_bytes;
-        }
+        self.tables.advance(slot, tokens);
     }
 
-    /// Another sequence that has seen the first `len` tokens of `from`: it shares their blocks.
-    /// `None`, with nothing changed, where `from` cannot go back that far or memory for a state is
-    /// missing.
-    pub fn fork(&mut self, from: Slot, len: usize) -> Option<(Slot, Copies)> {
-        if !self.reaches(from, len) {
-            return None;
-        }
-        let sequence = self.sequence(from)?.clone();
-        let mut copies = Copies::default();
-        let row = match sequence.row {
-            None => None,
-            Some(_) if self.used + self.layout.state_bytes > self.layout.budget => return None,
-            Some(row) => {
-                self.used += self.layout.state_bytes;
-                let own = self.rows.take();
-                copies.rows.push((row, own));
-                Some(own)
-            }
-        };
-        let share = |(mut table, blocks): (Table, &mut Blocks)| {
-            table.held.truncate(len.div_ceil(BLOCK).saturating_sub(table.passed));
-            table.held.iter().for_each(|block| blocks.share(*block));
-            table
-        };
-        let tables = sequence.tables.into_iter().zip(&mut self.blocks).map(share).collect();
-        Some((self.insert(Sequence { len, tables, row }), copies))
+    /// Another sequence that has seen the first `len` tokens of `from`: it shares their blocks and
+    /// has a copy of the state. `None` where `from` cannot [go back](Tables::reaches) that far or
+    /// memory is missing.
+    pub fn fork(&mut self, b: &B, from: Slot, len: usize) -> Result<Option<Slot>> {
+        let Some((slot, copies)) = self.tables.fork(from, len) else { return Ok(None) };
+        self.grow(b)?;
+        self.copy(b, &copies)?;
+        Ok(Some(slot))
     }
 
-    /// Whether a sequence can go back to its first `len` tokens: a recurrent state cannot, nor can
-    /// a window whose blocks before them are gone.
-    pub fn reaches(&self, slot: Slot, len: usize) -> bool {
-        let Some(sequence) = self.sequence(slot) else { return false };
-        let recurrent = sequence.row.is_some() && len != sequence.len;
-        let mut groups = self.layout.groups.iter().zip(&sequence.tables);
-        len <= sequence.len
-            && !recurrent
-            && groups.all(|(group, table)| group.first_seen(len) / BLOCK >= table.passed)
-    }
-
-    /// Forgets all but the first `len` tokens. Returns false, with nothing changed, where the
-    /// sequence cannot [go back](Self::reaches) that far.
+    /// Forgets all but the first `len` tokens of a sequence. Returns false, with nothing changed,
+    /// where it cannot [go back](Tables::reaches) that far.
     pub fn truncate(&mut self, slot: Slot, len: usize) -> bool {
-        if !self.reaches(slot, len) {
-            return false;
-        }
-        let Some(Some(sequence)) = self.sequences.get_mut(slot.0 as usize) else { return false };
-        sequence.len = len;
-        for ((group, table), blocks) in
-            self.layout.groups.iter().zip(&mut sequence.tables).zip(&mut self.blocks)
-        {
-            let kept = len.div_ceil(BLOCK).saturating_sub(table.passed);
-            let tail = table.held.split_off(kept.min(table.held.len()));
-            let freed = tail.into_iter().filter(|block| blocks.release(*block)).count();
-            self.used -= freed as u64 * group.block_bytes;
-        }
-        true
+        self.tables.truncate(slot, len)
     }
 
-    /// Gives a sequence up; what it alone holds is free again.
+    /// Gives a sequence up.
     pub fn release(&mut self, slot: Slot) {
-        let Some(sequence) = self.sequences.get_mut(slot.0 as usize).and_then(Option::take) else { return };
-        for ((group, table), blocks) in self.layout.groups.iter().zip(sequence.tables).zip(&mut self.blocks) {
-            let freed = table.held.into_iter().filter(|block| blocks.release(*block)).count();
-            self.used -= freed as u64 * group.block_bytes;
-        }
-        if let Some(row) = sequence.row {
-            self.rows.release(row);
-            self.used -= self.layout.state_bytes;
-        }
+        self.tables.release(slot);
     }
-}
 
-/// Places in a table of the blocks that positions `first..end` lie in, as far as they are held.
-fn written(table: &Table, first: usize, end: usize) -> std::ops::Range<usize> {
-    let at = |block: usize| block.saturating_sub(table.passed).min(table.held.len());
-    if first == end {
-        return 0..0;
+    /// Waits, and copies a sequence to the host.
+    pub fn save(&self, b: &B, slot: Slot) -> Result<StateImage> {
+        let len = self.len(slot);
+        let row = self.tables.row(slot).unwrap_or_default();
+        let layer = |(i, shape): (usize, &LayerShape)| match (shape, self.layers.group(i)) {
+            (LayerShape::Kv(_), Some(group)) => {
+                let nothing = Table::default();
+                let table = self.tables.table(slot, group).unwrap_or(&nothing);
+                Ok(LayerImage::Kv(b.save_kv(&self.slabs, i, table, table.first().min(len)..len)?))
+            }
+            _ => Ok(LayerImage::Recurrent(b.save_state(&self.slabs, i, row)?)),
+        };
+        let layers = self.layers.shapes().iter().enumerate().map(layer).collect::<Result<_>>()?;
+        Ok(StateImage { len, layers })
     }
-    at(first / BLOCK)..at(end.div_ceil(BLOCK))
+
+    /// A sequence from its image; `None` where memory is missing.
+    pub fn load(&mut self, b: &B, image: &StateImage) -> Result<Option<Slot>> {
+        let firsts = image.check(&self.layers)?;
+        let Some(slot) = self.tables.restore(image.len, &firsts) else { return Ok(None) };
+        self.grow(b)?;
+        for (i, layer) in image.layers.iter().enumerate() {
+            match (layer, self.layers.group(i)) {
+                (LayerImage::Kv(image), Some(group)) => {
+                    if let Some(table) = self.tables.table(slot, group) {
+                        b.load_kv(&mut self.slabs, i, table, image)?;
+                    }
+                }
+                (LayerImage::Recurrent(image), _) => {
+                    let row = self.tables.row(slot).unwrap_or_default();
+                    b.load_state(&mut self.slabs, i, row, image)?;
+                }
+                _ => {}
+            }
+        }
+        Ok(Some(slot))
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{BLOCK, Copies, Group, Layout, Slot, Tables};
+use super::tables::{BLOCK, Copies, Group, Layout, Slot, Table, Tables};
 
 /// A small generator (splitmix64).
 struct Rng(u64);
@@ -27,7 +27,8 @@ struct Memory {
 impl Memory {
     fn copy(&mut self, copies: &Copies) {
         for (group, from, to) in &copies.blocks {
-            let block = self.blocks[&(*group, *from)];
+            // Nothing was written to one of which a loaded image had no position.
+            let block = self.blocks.get(&(*group, *from)).copied().unwrap_or([0; BLOCK]);
             self.blocks.insert((*group, *to), block);
         }
         for (from, to) in &copies.rows {
@@ -39,10 +40,10 @@ impl Memory {
     /// A step: writes tokens behind those that a sequence has.
     fn append(&mut self, tables: &mut Tables, slot: Slot, tokens: &[u64], groups: usize) {
         for group in 0..groups {
-            let (passed, blocks) = tables.blocks(slot, group);
+            let table = tables.table(slot, group).expect("a sequence");
             for (i, token) in tokens.iter().enumerate() {
                 let at = tables.len(slot) + i;
-                let block = blocks[at / BLOCK - passed];
+                let block = table.block(at);
                 self.blocks.entry((group, block)).or_insert([0; BLOCK])[at % BLOCK] = *token;
             }
         }
@@ -54,12 +55,22 @@ impl Memory {
 }
 
 fn layouts() -> [Layout; 4] {
-    let group = |window, block_bytes| Group { window, block_bytes };
+    let group = |window, block_bytes| Group { window, block_bytes, most_blocks: 40 };
     [
-        Layout { groups: vec![group(None, 10)], state_bytes: 0, budget: 400 },
-        Layout { groups: vec![group(None, 10), group(Some(100), 3)], state_bytes: 0, budget: 500 },
-        Layout { groups: vec![group(None, 7)], state_bytes: 20, budget: 600 },
-        Layout { groups: vec![group(Some(1), 5), group(Some(64), 5)], state_bytes: 0, budget: 90 },
+        Layout { groups: vec![group(None, 10)], state_bytes: 0, most_rows: 0, budget: 400 },
+        Layout {
+            groups: vec![group(None, 10), group(Some(100), 3)],
+            state_bytes: 0,
+            most_rows: 0,
+            budget: 500,
+        },
+        Layout { groups: vec![group(None, 7)], state_bytes: 20, most_rows: 9, budget: 600 },
+        Layout {
+            groups: vec![group(Some(1), 5), group(Some(64), 5)],
+            state_bytes: 0,
+            most_rows: 0,
+            budget: 90,
+        },
     ]
 }
 
@@ -137,19 +148,35 @@ impl Checker {
             7 => {
                 // Rejected drafts: written, then taken back.
                 let tokens = self.tokens(3);
-                if self.step(i, &tokens) && self.tables.truncate(slot, len) {
-                    self.model[i].1.truncate(len);
+                if self.step(i, &tokens) {
+                    let taken_back = self.tables.truncate(slot, len);
+                    assert_eq!(taken_back, self.tables.row(slot).is_none(), "only a state cannot go back");
+                    if taken_back {
+                        self.model[i].1.truncate(len);
+                    }
                 }
             }
             8 => {
-                // Saved and loaded: the tokens that the next one sees, in a slot of their own.
-                let tokens = self.model[i].1.clone();
-                self.tables.release(slot);
-                self.model.swap_remove(i);
-                self.create();
-                let last = self.model.len();
-                if last > 0 && self.model[last - 1].1.is_empty() {
-                    self.step(last - 1, &tokens);
+                // Saved and loaded: what the next token sees, in a slot of its own.
+                let firsts: Vec<usize> = (self.layout.groups.iter().enumerate())
+                    .map(|(group, own)| {
+                        let table = self.tables.table(slot, group).expect("a sequence");
+                        own.first_seen(len).max(table.first())
+                    })
+                    .collect();
+                if let Some(loaded) = self.tables.restore(len, &firsts) {
+                    for (group, first) in firsts.iter().enumerate() {
+                        let table = self.tables.table(loaded, group).expect("a sequence");
+                        for at in *first..len {
+                            let block = self.memory.blocks.entry((group, table.block(at)));
+                            block.or_insert([0; BLOCK])[at % BLOCK] = self.model[i].1[at];
+                        }
+                    }
+                    if let Some(row) = self.tables.row(loaded) {
+                        self.memory.rows.insert(row, self.model[i].1.iter().sum());
+                    }
+                    let tokens = self.model[i].1.clone();
+                    self.model.push((loaded, tokens));
                 }
             }
             _ => {
@@ -166,18 +193,20 @@ impl Checker {
             let mut held: Vec<u32> = Vec::new();
             for (slot, tokens) in &self.model {
                 assert_eq!(self.tables.len(*slot), tokens.len());
-                let (passed, blocks) = self.tables.blocks(*slot, group);
-                held.extend(blocks);
+                let table = self.tables.table(*slot, group).expect("a sequence");
+                held.extend(&table.held);
                 // What the next token sees.
                 for at in own.first_seen(tokens.len())..tokens.len() {
-                    let block = self.memory.blocks[&(group, blocks[at / BLOCK - passed])];
+                    let block = self.memory.blocks[&(group, table.block(at))];
                     assert_eq!(block[at % BLOCK], tokens[at], "position {at} of {}", tokens.len());
                 }
-                assert_eq!(passed + blocks.len(), tokens.len().div_ceil(BLOCK).max(passed));
+                let Table { passed, held, .. } = table;
+                assert_eq!(passed + held.len(), tokens.len().div_ceil(BLOCK).max(*passed));
             }
             held.sort_unstable();
             held.dedup();
             used += held.len() as u64 * own.block_bytes;
+            assert!(held.len() <= own.most_blocks as usize);
         }
         for (slot, tokens) in &self.model {
             if let Some(row) = self.tables.row(*slot) {
@@ -187,6 +216,7 @@ impl Checker {
         }
         assert_eq!(self.tables.used(), used);
         assert!(used <= self.layout.budget);
+        assert!(self.layout.state_bytes == 0 || self.model.len() <= self.layout.most_rows as usize);
     }
 }
 
@@ -208,8 +238,8 @@ fn random_operations_find_no_difference_from_a_plain_model() {
 
 #[test]
 fn a_prefix_shared_by_many_is_stored_once() {
-    let group = Group { window: None, block_bytes: 1 << 20 };
-    let layout = Layout { groups: vec![group], state_bytes: 0, budget: 1 << 40 };
+    let group = Group { window: None, block_bytes: 1 << 20, most_blocks: 1000 };
+    let layout = Layout { groups: vec![group], state_bytes: 0, most_rows: 0, budget: 1 << 40 };
     let mut tables = Tables::new(layout);
     let first = tables.create().expect("a slot");
     tables.reserve(first, 1024).expect("room");
@@ -228,15 +258,16 @@ fn a_prefix_shared_by_many_is_stored_once() {
 
 #[test]
 fn a_shared_block_is_copied_when_it_is_written() {
-    let group = Group { window: None, block_bytes: 1 };
-    let mut tables = Tables::new(Layout { groups: vec![group], state_bytes: 0, budget: 3 });
+    let group = Group { window: None, block_bytes: 1, most_blocks: 9 };
+    let mut tables = Tables::new(Layout { groups: vec![group], state_bytes: 0, most_rows: 0, budget: 3 });
     let first = tables.create().expect("a slot");
     tables.reserve(first, 70).expect("room");
     tables.advance(first, 70);
     let (second, _) = tables.fork(first, 66).expect("a fork");
-    let shared = tables.blocks(first, 0).1[1];
+    let last = |tables: &Tables, slot| tables.table(slot, 0).expect("a sequence").held[1];
+    let shared = last(&tables, first);
     let copies = tables.reserve(second, 1).expect("room for a copy");
-    assert_eq!(copies.blocks, [(0, shared, tables.blocks(second, 0).1[1])]);
+    assert_eq!(copies.blocks, [(0, shared, last(&tables, second))]);
     // Now nobody shares it.
     assert_eq!(tables.reserve(first, 1), Some(Copies::default()));
     let (third, _) = tables.fork(first, 66).expect("a fork");

@@ -2,13 +2,15 @@
 
 use std::ops::Range;
 
+use backend::pool::{LayerShape, Slot};
 use backend::{Backend, CacheFloat, Checked, KvShape, Result, Scores};
 
-use super::{chunks, in_chunks, one_span, spans, y};
+use super::test_pool::{TestPool, crowd, in_turns};
+use super::{chunks, in_chunks, y};
 use crate::formulas::attention::{Spec, attention};
 use crate::host::{Host, Rows};
 use crate::random::Rng;
-use crate::{Bound, Case, Output};
+use crate::{Bound, Case, CaseResult};
 
 /// Scores reach some tens, where f32 leaves an error of a few 1e-6 in their exponentials.
 pub(super) const BOUND: Bound = Bound::l2(5e-6);
@@ -56,9 +58,13 @@ impl Setup {
     }
 
     /// A window, and a cache that keeps no more.
-    pub fn ring(mut self, window: usize) -> Setup {
+    pub fn windowed(mut self, window: usize) -> Setup {
         self.cache.window = Some(window);
         self.window(Some(window))
+    }
+
+    pub fn layer(&self) -> LayerShape {
+        LayerShape::Kv(self.cache)
     }
 
     /// Random tokens.
@@ -88,45 +94,71 @@ impl Setup {
         attention(&s.q.wide()[first..].to_vec(), first, &stored(&s.k), &stored(&s.v), &spec)
     }
 
-    /// Appends the tokens of `range`.
+    /// A step of some tokens of several sequences: appends and attends. The outputs of all.
+    pub fn together<B: Backend>(
+        &self,
+        pool: &mut TestPool<'_, B>,
+        parts: &[(Slot, &Sequence, Range<usize>)],
+    ) -> Result<Vec<f32>> {
+        let b = pool.b;
+        let on = |of: fn(&Sequence) -> &Host| {
+            let parts = parts.iter().map(|(_, s, range)| of(s).slice(range.clone()));
+            Host::stack(&parts.collect::<Vec<_>>()).on(&b)
+        };
+        let (q, k, v) = (on(|s| &s.q)?, on(|s| &s.k)?, on(|s| &s.v)?);
+        pool.step(&spans(parts), |batch, slabs, layer| {
+            b.kv_append(&k, &v, batch, slabs, layer)?;
+            b.read(&b.sdpa(&q, batch, slabs, layer, &self.scores)?)
+        })
+    }
+
+    /// The same without queries.
     pub fn append<B: Backend>(
         &self,
-        b: &Checked<'_, B>,
-        cache: &mut B::KvCache,
-        s: &Sequence,
-        range: Range<usize>,
+        pool: &mut TestPool<'_, B>,
+        parts: &[(Slot, &Sequence, Range<usize>)],
     ) -> Result<()> {
-        let batch = one_span(b, range.len(), range.start)?;
-        b.kv_append(&s.k.slice(range.clone()).on(b)?, &s.v.slice(range).on(b)?, &batch, &mut [cache])
+        let b = pool.b;
+        let on = |of: fn(&Sequence) -> &Host| {
+            let parts = parts.iter().map(|(_, s, range)| of(s).slice(range.clone()));
+            Host::stack(&parts.collect::<Vec<_>>()).on(&b)
+        };
+        let (k, v) = (on(|s| &s.k)?, on(|s| &s.v)?);
+        pool.step(&spans(parts), |batch, slabs, layer| b.kv_append(&k, &v, batch, slabs, layer))
     }
 
-    /// Queries of `range`, whose keys have been appended.
-    pub fn attend<B: Backend>(
-        &self,
-        b: &Checked<'_, B>,
-        cache: &B::KvCache,
-        s: &Sequence,
-        range: Range<usize>,
-    ) -> Result<Vec<f32>> {
-        let batch = one_span(b, range.len(), range.start)?;
-        b.read(&b.sdpa(&s.q.slice(range).on(b)?, &batch, &[cache], &self.scores)?)
-    }
-
-    /// Appends and attends, chunk after chunk.
+    /// Appends and attends, chunk after chunk of one sequence.
     pub fn steps<B: Backend>(
         &self,
-        b: &Checked<'_, B>,
-        cache: &mut B::KvCache,
+        pool: &mut TestPool<'_, B>,
+        slot: Slot,
         s: &Sequence,
         ranges: impl IntoIterator<Item = Range<usize>>,
     ) -> Result<Vec<f32>> {
         let mut out = Vec::new();
         for range in ranges {
-            self.append(b, cache, s, range.clone())?;
-            out.extend(self.attend(b, cache, s, range)?);
+            out.extend(self.together(pool, &[(slot, s, range)])?);
         }
         Ok(out)
     }
+
+    /// The same of a sequence of its own.
+    pub fn alone<B: Backend>(
+        &self,
+        b: &Checked<'_, B>,
+        rng: &mut Rng,
+        s: &Sequence,
+        ranges: impl IntoIterator<Item = Range<usize>>,
+    ) -> Result<Vec<f32>> {
+        let mut pool = TestPool::new(b, rng, self.layer())?;
+        let slot = pool.create()?;
+        self.steps(&mut pool, slot, s, ranges)
+    }
+}
+
+/// The tokens of a step, each at the position where its sequence is.
+fn spans(parts: &[(Slot, &Sequence, Range<usize>)]) -> Vec<(Slot, usize)> {
+    parts.iter().map(|(slot, _, range)| (*slot, range.len())).collect()
 }
 
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
@@ -169,9 +201,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
             BOUND,
             move |b: &Checked<'_, B>, rng| {
                 let s = setup.sequence(rng, n);
-                in_chunks(n, &setup.expected(&s, 0), |chunk| {
-                    setup.steps(b, &mut b.kv_cache(&setup.cache)?, &s, chunks(n, chunk))
-                })
+                in_chunks(n, &setup.expected(&s, 0), |chunk| setup.alone(b, rng, &s, chunks(n, chunk)))
             },
         );
         // So many heads meet floats, and codes meet other heads.
@@ -188,11 +218,19 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         (4097, Setup::new(8, 8, 32, 32).cap(30.0), "soft cap"),
         (4111, Setup::new(16, 2, 256, 256).f16(), "f16, 16 heads over 2, 256 wide"),
         (4200, Setup::new(12, 2, 72, 200).f16().cap(30.0), "f16, soft cap, 12 heads over 2, 72 and 200 wide"),
-        (4300, Setup::new(16, 1, 512, 512).f16().ring(777), "f16, window of 777, 16 heads over 1, 512 wide"),
+        (
+            4300,
+            Setup::new(16, 1, 512, 512).f16().windowed(777),
+            "f16, window of 777, 16 heads over 1, 512 wide",
+        ),
         (5000, Setup::new(6, 2, 65, 33).q8(), "q8, odd widths"),
         (4111, Setup::new(16, 2, 256, 256).q8(), "q8, 16 heads over 2, 256 wide"),
         (4200, Setup::new(12, 2, 72, 200).q8().cap(30.0), "q8, soft cap, 12 heads over 2, 72 and 200 wide"),
-        (4300, Setup::new(16, 1, 512, 512).q8().ring(777), "q8, window of 777, 16 heads over 1, 512 wide"),
+        (
+            4300,
+            Setup::new(16, 1, 512, 512).q8().windowed(777),
+            "q8, window of 777, 16 heads over 1, 512 wide",
+        ),
     ] {
         cases.push(long(name, n, setup));
     }
@@ -200,15 +238,25 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     cases.push(batched("f32", Setup::new(6, 2, 20, 12)));
     cases.push(batched("f16", Setup::new(3, 1, 33, 33).f16()));
     cases.push(batched("q8", Setup::new(3, 1, 33, 33).q8()));
+    for (count, mixed) in [(1, false), (2, false), (2, true), (5, true), (70, false), (70, true)] {
+        let setup = Setup::new(6, 2, 20, 12);
+        for (setup, name) in [
+            (setup, "f32"),
+            (setup.f16(), "f16"),
+            (setup.q8(), "q8"),
+            (setup.f16().windowed(64), "f16, window of 64"),
+            (setup.windowed(65), "window of 65"),
+        ] {
+            cases.push(crowded(name, setup, count, mixed));
+        }
+    }
     cases
 }
 
 fn prefill<B: Backend>(detail: String, setup: Setup, n: usize) -> Case<B> {
     Case::new("sdpa", detail, BOUND, move |b: &Checked<'_, B>, rng| {
         let s = setup.sequence(rng, n);
-        let mut cache = b.kv_cache(&setup.cache)?;
-        setup.append(b, &mut cache, &s, 0..n)?;
-        y(setup.attend(b, &cache, &s, 0..n)?, &setup.expected(&s, 0))
+        y(setup.alone(b, rng, &s, std::iter::once(0..n))?, &setup.expected(&s, 0))
     })
 }
 
@@ -216,11 +264,13 @@ fn prefill<B: Backend>(detail: String, setup: Setup, n: usize) -> Case<B> {
 fn long<B: Backend>(name: &str, n: usize, setup: Setup) -> Case<B> {
     Case::new("sdpa", format!("{name}, {n} keys"), BOUND, move |b: &Checked<'_, B>, rng| {
         let s = setup.sequence(rng, n);
-        let mut cache = b.kv_cache(&setup.cache)?;
+        let mut pool = TestPool::new(b, rng, setup.layer())?;
+        let slot = pool.create()?;
         for range in [0..1, 1..4001, 4001..n - 4] {
-            setup.append(b, &mut cache, &s, range)?;
+            setup.append(&mut pool, &[(slot, &s, range)])?;
         }
-        y(setup.steps(b, &mut cache, &s, [n - 4..n - 3, n - 3..n])?, &setup.expected(&s, n - 4))
+        let out = setup.steps(&mut pool, slot, &s, [n - 4..n - 3, n - 3..n])?;
+        y(out, &setup.expected(&s, n - 4))
     })
 }
 
@@ -230,9 +280,7 @@ fn sharp<B: Backend>() -> Case<B> {
         let mut setup = Setup::new(2, 1, 16, 16);
         setup.scores.scale = 8.0;
         let s = setup.sequence(rng, 300);
-        let mut cache = b.kv_cache(&setup.cache)?;
-        setup.append(b, &mut cache, &s, 0..300)?;
-        y(setup.attend(b, &cache, &s, 0..300)?, &setup.expected(&s, 0))
+        y(setup.alone(b, rng, &s, std::iter::once(0..300))?, &setup.expected(&s, 0))
     })
 }
 
@@ -244,28 +292,31 @@ fn batched<B: Backend>(name: &str, setup: Setup) -> Case<B> {
         "sdpa",
         format!("{name}, five sequences in one batch"),
         BOUND,
-        move |b: &Checked<'_, B>, rng| {
-            let sequences = SPANS.map(|(past, new)| setup.sequence(rng, past + new));
-            let mut caches = Vec::new();
-            for (s, (past, _)) in sequences.iter().zip(SPANS) {
-                let mut cache = b.kv_cache(&setup.cache)?;
-                if past > 0 {
-                    setup.append(b, &mut cache, s, 0..past)?;
-                }
-                caches.push(cache);
-            }
-            let part = |of: fn(&Sequence) -> &Host| {
-                let parts = sequences.iter().zip(SPANS).map(|(s, (past, new))| of(s).slice(past..past + new));
-                Host::stack(&parts.collect::<Vec<_>>()).on(b)
-            };
-            let batch = spans(b, &SPANS.map(|(past, new)| (new, past)))?;
-            let mut writers: Vec<_> = caches.iter_mut().collect();
-            b.kv_append(&part(|s| &s.k)?, &part(|s| &s.v)?, &batch, &mut writers)?;
-            let readers: Vec<_> = caches.iter().collect();
-            let out = b.read(&b.sdpa(&part(|s| &s.q)?, &batch, &readers, &setup.scores)?)?;
-            let expected =
-                sequences.iter().zip(SPANS).flat_map(|(s, (past, _))| setup.expected(s, past)).collect();
-            Ok(vec![Output::close("y", out, &expected)])
-        },
+        move |b: &Checked<'_, B>, rng| setup.batch(b, rng, &SPANS),
     )
+}
+
+/// Sequences at the edges of blocks, whose blocks lie between each other's.
+fn crowded<B: Backend>(name: &str, setup: Setup, count: usize, mixed: bool) -> Case<B> {
+    let tokens = if mixed { "one or more tokens" } else { "one token" };
+    let detail = format!("{name}, {count} sequences, {tokens} each");
+    Case::new("sdpa", detail, BOUND, move |b: &Checked<'_, B>, rng| setup.batch(b, rng, &crowd(count, mixed)))
+}
+
+impl Setup {
+    /// Several sequences in one step, each behind tokens of its own.
+    fn batch<B: Backend>(&self, b: &Checked<'_, B>, rng: &mut Rng, spans: &[(usize, usize)]) -> CaseResult {
+        let sequences: Vec<_> = spans.iter().map(|(past, new)| self.sequence(rng, past + new)).collect();
+        let mut pool = TestPool::new(b, rng, self.layer())?;
+        let slots = pool.create_all(spans.len())?;
+        for turn in in_turns(spans) {
+            let parts: Vec<_> = turn.into_iter().map(|(i, range)| (slots[i], &sequences[i], range)).collect();
+            self.append(&mut pool, &parts)?;
+        }
+        let parts = slots.iter().zip(&sequences).zip(spans);
+        let parts: Vec<_> = parts.map(|((slot, s), (past, new))| (*slot, s, *past..past + new)).collect();
+        let out = self.together(&mut pool, &parts)?;
+        let expected = sequences.iter().zip(spans).flat_map(|(s, (past, _))| self.expected(s, *past));
+        y(out, &expected.collect())
+    }
 }

@@ -1,10 +1,15 @@
-//! Key-value caches: saved, loaded, truncated.
+//! Keys and values of sequences in a pool: saved, loaded, forked, cut back, given up.
 
-use backend::{Backend, CacheFloat, Checked, Error, KvImage};
+use std::ops::Range;
+
+use backend::pool::{LayerImage, LayerShape, Pool, Slot, StateImage};
+use backend::{Backend, CacheFloat, Checked, Error, KvImage, KvShape, Result};
 
 use super::attention::{BOUND, Sequence, Setup};
+use super::test_pool::{BUDGET, TestPool};
 use super::{chunks, ensure};
 use crate::host::Host;
+use crate::random::Rng;
 use crate::{Bound, Case, Fault, Output};
 
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
@@ -12,39 +17,45 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     let setups = [
         ("f32", plain),
         ("f16", plain.f16()),
-        ("f32 ring of 16", plain.ring(16)),
-        ("f16 ring of 16", plain.f16().ring(16)),
         ("q8", Setup::new(4, 2, 70, 37).q8()),
-        ("q8 ring of 16", plain.q8().ring(16)),
+        ("f32, window of 16", plain.windowed(16)),
+        ("f16, window of 16", plain.f16().windowed(16)),
+        ("q8, window of 16", plain.q8().windowed(16)),
+        ("f32, window of 65", plain.windowed(65)),
     ];
     let mut cases = Vec::new();
     for (name, setup) in setups {
-        // Before a ring is full, just full, and turned over many times; in long and short steps.
-        for (n, chunk) in [(1, 1), (16, 5), (17, 1), (100, 1), (100, 40)] {
-            cases.push(save_load(format!("{name}, {n} tokens in steps of {chunk}"), setup, n, chunk));
-            cases.push(clone(format!("{name}, {n} tokens in steps of {chunk}"), setup, n, chunk));
+        // Before a window is full, just full, and long past; around blocks; in long and short steps.
+        for (n, chunk) in
+            [(1, 1), (16, 5), (17, 1), (63, 30), (64, 64), (65, 64), (100, 1), (100, 40), (200, 70)]
+        {
+            let detail = format!("{name}, {n} tokens in steps of {chunk}");
+            cases.push(save_load(&detail, setup, n, chunk));
+            cases.push(fork(&detail, setup, n, chunk));
         }
-        for (n, keep, chunk) in [(12, 5, 1), (12, 0, 4), (15, 15, 1), (60, 59, 30)] {
-            cases.push(truncate(
-                format!("{name}, {n} tokens to {keep}, steps of {chunk}"),
-                setup,
-                n,
-                keep,
-                chunk,
-            ));
+        for (n, keep, chunk) in
+            [(12, 5, 1), (12, 0, 4), (15, 15, 1), (60, 59, 30), (64, 63, 64), (66, 64, 33), (127, 65, 50)]
+        {
+            cases.push(truncate(name, setup, n, keep, chunk));
         }
+        cases.push(leftovers(name, setup));
+        cases.push(growth(name, setup));
+        cases.push(elsewhere(name, setup));
     }
-    cases.push(overwritten(plain.ring(16)));
-    cases.push(save_truncated(plain.ring(16)));
+    for (name, setup) in [("f32", plain), ("f16", plain.f16()), ("q8", plain.q8())] {
+        cases.push(family(name, setup));
+    }
+    cases.push(overwritten(plain.windowed(16)));
     cases.push(empty(plain));
     cases.push(lies("whole cache", plain));
-    cases.push(lies("ring of 16", plain.ring(16)));
+    cases.push(lies("window of 16", plain.windowed(16)));
     cases.push(lies("whole cache of codes", plain.q8()));
+    cases.push(too_late(plain.windowed(16)));
     cases
 }
 
 /// What an image should hold: the tokens from `first` on of `x`, in rows of `width`.
-fn stored(float: CacheFloat, x: &Host, first: usize, width: usize) -> Vec<f32> {
+pub(super) fn stored(float: CacheFloat, x: &Host, first: usize, width: usize) -> Vec<f32> {
     let rest = &x.values[first * x.cols..];
     match float {
         CacheFloat::F32 => rest.to_vec(),
@@ -54,7 +65,7 @@ fn stored(float: CacheFloat, x: &Host, first: usize, width: usize) -> Vec<f32> {
 }
 
 /// What it holds.
-fn held(float: CacheFloat, image: &[u8], width: usize) -> Vec<f32> {
+pub(super) fn held(float: CacheFloat, image: &[u8], width: usize) -> Vec<f32> {
     let half = |bytes: &[u8; 2]| half::f16::from_le_bytes(*bytes).to_f32();
     match float {
         CacheFloat::F32 => image.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
@@ -74,7 +85,7 @@ fn held(float: CacheFloat, image: &[u8], width: usize) -> Vec<f32> {
 
 /// Whether rows of `width` are those expected. Fast numerics may round halves once more, by as much as a float with 14 bits for the norm
 /// of a row would; that nobody else does, the bound of the case sees to. Floats and codes are kept as they are.
-fn are_near(float: CacheFloat, found: &[f32], expected: &[f32], width: usize) -> bool {
+pub(super) fn are_near(float: CacheFloat, found: &[f32], expected: &[f32], width: usize) -> bool {
     if float != CacheFloat::F16 || found.len() != expected.len() {
         return found == expected;
     }
@@ -85,26 +96,50 @@ fn are_near(float: CacheFloat, found: &[f32], expected: &[f32], width: usize) ->
     found.chunks_exact(width).zip(expected.chunks_exact(width)).all(near)
 }
 
+/// Whether two machines hold [the same](are_near).
+fn images_are_near(setup: &Setup, found: &KvImage, expected: &KvImage) -> bool {
+    let KvShape { float, key_dim, value_dim, .. } = setup.cache;
+    let near = |found: &[u8], expected: &[u8], width: usize| {
+        width == 0 || are_near(float, &held(float, found, width), &held(float, expected, width), width)
+    };
+    (found.first, found.len) == (expected.first, expected.len)
+        && near(&found.keys, &expected.keys, key_dim)
+        && near(&found.values, &expected.values, value_dim)
+}
+
+/// A sequence of a pool after its first `n` tokens, in steps of `chunk`.
 fn filled<B: Backend>(
-    b: &Checked<'_, B>,
+    pool: &mut TestPool<'_, B>,
     setup: &Setup,
     s: &Sequence,
     n: usize,
     chunk: usize,
-) -> backend::Result<B::KvCache> {
-    let mut cache = b.kv_cache(&setup.cache)?;
-    for range in chunks(n, chunk) {
-        setup.append(b, &mut cache, s, range)?;
-    }
-    Ok(cache)
+) -> Result<Slot> {
+    let slot = pool.create()?;
+    chunks(n, chunk).try_for_each(|range| setup.append(pool, &[(slot, s, range)]))?;
+    Ok(slot)
 }
 
-fn save_load<B: Backend>(detail: String, setup: Setup, n: usize, chunk: usize) -> Case<B> {
-    Case::new("kv_save", format!("{detail}, then load and go on"), BOUND, move |b: &Checked<'_, B>, rng| {
+/// Steps from token `n` on: a single one, a long step, then again single ones.
+fn further(n: usize, long: usize, single: usize) -> impl Iterator<Item = Range<usize>> {
+    let last = n + 1 + long;
+    [n..n + 1, n + 1..last].into_iter().chain((last..last + single).map(|t| t..t + 1))
+}
+
+/// The first `keep` tokens of one sequence, then those of another.
+fn join(old: &Sequence, keep: usize, new: &Sequence) -> Sequence {
+    let join = |a: &Host, z: &Host| Host::stack(&[a.slice(0..keep), z.clone()]);
+    Sequence { q: join(&old.q, &new.q), k: join(&old.k, &new.k), v: join(&old.v, &new.v) }
+}
+
+fn save_load<B: Backend>(detail: &str, setup: Setup, n: usize, chunk: usize) -> Case<B> {
+    Case::new("save_kv", format!("{detail}, then load and go on"), BOUND, move |b: &Checked<'_, B>, rng| {
         let s = setup.sequence(rng, n + 40);
-        let cache = filled(b, &setup, &s, n, chunk)?;
-        let image = b.kv_save(&cache)?;
-        ensure(image.len == n, "the image has the wrong length")?;
+        let mut pool = TestPool::new(b, rng, setup.layer())?;
+        let slot = filled(&mut pool, &setup, &s, n, chunk)?;
+        let whole = pool.save(slot)?;
+        let image = pool.kv_image(slot)?;
+        ensure(image.len == n && whole.len == n, "the image has the wrong length")?;
         let needed = setup.cache.window.map_or(0, |w| (n + 1).saturating_sub(w));
         ensure(image.first <= needed, "the image lacks tokens that the next one sees")?;
         let (k, v) = (s.k.slice(0..n), s.v.slice(0..n));
@@ -118,106 +153,246 @@ fn save_load<B: Backend>(detail: String, setup: Setup, n: usize, chunk: usize) -
                 expected.chunks(x.cols).map(|row| row.iter().map(|v| f64::from(*v)).collect()).collect();
             outputs.push(Output::close(label, found, &rows));
         }
-        let mut loaded = b.kv_load(&setup.cache, &image)?;
-        ensure(b.kv_save(&loaded)? == image, "what was loaded is not what was saved")?;
-        // One token, then a step longer than the window, then one by one.
-        let ranges = [n..n + 1, n + 1..n + 30].into_iter().chain((n + 30..n + 40).map(|t| t..t + 1));
-        let out = setup.steps(b, &mut loaded, &s, ranges)?;
+        let loaded = pool.load(&whole)?;
+        ensure(pool.kv_image(loaded)? == image, "what was loaded is not what was saved")?;
+        let out = setup.steps(&mut pool, loaded, &s, further(n, 29, 10))?;
         outputs.push(Output::close("y", out, &setup.expected(&s, n)));
+        ensure(pool.kv_image(slot)? == image, "what was saved changed with what was loaded")?;
+        let out = setup.steps(&mut pool, slot, &s, further(n, 29, 10))?;
+        outputs.push(Output::close("y of what was saved", out, &setup.expected(&s, n)));
         Ok(outputs)
     })
 }
 
-/// A copy goes its own way, and the original does not notice.
-fn clone<B: Backend>(detail: String, setup: Setup, n: usize, chunk: usize) -> Case<B> {
-    Case::new("kv_clone", detail, BOUND, move |b: &Checked<'_, B>, rng| {
+/// A fork goes its own way, and neither notices the other.
+fn fork<B: Backend>(detail: &str, setup: Setup, n: usize, chunk: usize) -> Case<B> {
+    Case::new("copy", format!("a fork of {detail}"), BOUND, move |b: &Checked<'_, B>, rng| {
         let s = setup.sequence(rng, n + 20);
-        let cache = filled(b, &setup, &s, n, chunk)?;
-        let before = b.kv_save(&cache)?;
-        let mut copy = b.kv_clone(&setup.cache, &cache)?;
-        ensure(b.kv_save(&copy)? == before, "the copy is not what was copied")?;
-        let out = setup.steps(b, &mut copy, &s, [n..n + 1, n + 1..n + 20])?;
-        ensure(b.kv_save(&cache)? == before, "the original has changed")?;
-        Ok(vec![Output::close("y", out, &setup.expected(&s, n))])
+        let other = join(&s, n, &setup.sequence(rng, 20));
+        let mut pool = TestPool::new(b, rng, setup.layer())?;
+        let slot = filled(&mut pool, &setup, &s, n, chunk)?;
+        let before = pool.kv_image(slot)?;
+        let fork = pool.fork(slot, n)?;
+        ensure(pool.kv_image(fork)? == before, "the fork is not what was forked")?;
+        let out = setup.steps(&mut pool, fork, &other, further(n, 10, 0))?;
+        ensure(pool.kv_image(slot)? == before, "the original has changed")?;
+        let mut outputs = vec![Output::close("fork", out, &setup.expected(&other, n)[..11].to_vec())];
+        // Now both in the same steps, the original first and last.
+        let between = pool.kv_image(fork)?;
+        let out = setup.steps(&mut pool, slot, &s, std::iter::once(n..n + 11))?;
+        outputs.push(Output::close("original", out, &setup.expected(&s, n)[..11].to_vec()));
+        ensure(pool.kv_image(fork)? == between, "the fork changed with the original")?;
+        let mut expected = setup.expected(&other, n + 11);
+        expected.extend(setup.expected(&s, n + 11));
+        let parts = [(fork, &other, n + 11..n + 20), (slot, &s, n + 11..n + 20)];
+        outputs.push(Output::close("both", setup.together(&mut pool, &parts)?, &expected));
+        Ok(outputs)
     })
 }
 
-/// Truncated and continued with other tokens, a cache is as if the dropped ones had never been there.
-fn truncate<B: Backend>(detail: String, setup: Setup, n: usize, keep: usize, chunk: usize) -> Case<B> {
-    Case::new("kv_truncate", detail, BOUND, move |b: &Checked<'_, B>, rng| {
-        let (old, new) = (setup.sequence(rng, n), setup.sequence(rng, keep + 50));
-        let join = |a: &Host, z: &Host| Host::stack(&[a.slice(0..keep), z.slice(keep..keep + 50)]);
-        let s = Sequence { q: join(&old.q, &new.q), k: join(&old.k, &new.k), v: join(&old.v, &new.v) };
-        let mut cache = filled(b, &setup, &old, n, chunk)?;
-        ensure(b.kv_truncate(&mut cache, keep)?, "nothing needed was overwritten, but the answer is no")?;
-        ensure(b.kv_save(&cache)?.len == keep, "the cache has the wrong length")?;
-        let ranges =
-            [keep..keep + 1, keep + 1..keep + 35].into_iter().chain((keep + 35..keep + 50).map(|t| t..t + 1));
-        let out = setup.steps(b, &mut cache, &s, ranges)?;
+/// Many forks of one sequence, at the edges of blocks and between them, go on in one step; the
+/// tails that they share are copied.
+fn family<B: Backend>(name: &str, setup: Setup) -> Case<B> {
+    const AT: [usize; 8] = [130, 130, 129, 128, 127, 64, 1, 0];
+    const NEW: [usize; 8] = [1, 3, 1, 1, 66, 2, 1, 5];
+    let detail = format!("{name}, eight forks of one sequence in one step");
+    Case::new("copy", detail, BOUND, move |b: &Checked<'_, B>, rng| {
+        let old = setup.sequence(rng, 130);
+        let mut pool = TestPool::reversible(b, rng, setup.layer())?;
+        let slot = filled(&mut pool, &setup, &old, 130, 50)?;
+        let before = pool.kv_image(slot)?;
+        let mut forks = Vec::new();
+        for (at, new) in AT.into_iter().zip(NEW) {
+            let s = join(&old, at, &setup.sequence(rng, 2 * new));
+            forks.push((pool.fork(slot, at)?, s, at, new));
+        }
+        let mut outputs = Vec::new();
+        for step in 0..2 {
+            let part = |(fork, s, at, new): &'_ (Slot, Sequence, usize, usize)| {
+                let first = at + step * new;
+                (*fork, first..first + new, setup.expected(s, first)[..*new].to_vec())
+            };
+            let mut expected = Vec::new();
+            let mut parts = Vec::new();
+            for fork in &forks {
+                let (slot, range, rows) = part(fork);
+                parts.push((slot, &fork.1, range));
+                expected.extend(rows);
+            }
+            let out = setup.together(&mut pool, &parts)?;
+            outputs.push(Output::close(format!("step {step}"), out, &expected));
+        }
+        ensure(pool.kv_image(slot)? == before, "the original has changed")?;
+        Ok(outputs)
+    })
+}
+
+/// Truncated and continued with other tokens, a sequence is as if the dropped ones had never been there.
+fn truncate<B: Backend>(name: &str, setup: Setup, n: usize, keep: usize, chunk: usize) -> Case<B> {
+    let detail = format!("{name}, {n} tokens to {keep}, steps of {chunk}");
+    Case::new("truncate", detail, BOUND, move |b: &Checked<'_, B>, rng| {
+        let old = setup.sequence(rng, n);
+        let s = join(&old, keep, &setup.sequence(rng, 50));
+        let mut pool = TestPool::reversible(b, rng, setup.layer())?;
+        let slot = filled(&mut pool, &setup, &old, n, chunk)?;
+        if !pool.pool.truncate(slot, keep) {
+            // Blocks are given back only when nothing in them is seen.
+            let (seen, gone) = match setup.cache.window {
+                None => (0, 0),
+                Some(w) => ((keep + 1).saturating_sub(w), (n + 1).saturating_sub(w) / 64 * 64),
+            };
+            ensure(seen < gone, "nothing needed was given back, but the answer is no")?;
+            let image = pool.kv_image(slot)?;
+            return ensure(image.len == n, "the answer was no, but the length changed").map(|()| Vec::new());
+        }
+        ensure(pool.kv_image(slot)?.len == keep, "the sequence has the wrong length")?;
+        let out = setup.steps(&mut pool, slot, &s, further(keep, 34, 15))?;
         Ok(vec![Output::close("y", out, &setup.expected(&s, keep))])
     })
 }
 
-/// A ring that has overwritten what a shorter cache would see says no and stays as it is.
+/// A window that has passed what a shorter sequence would see says no, and the sequence stays as it is.
 fn overwritten<B: Backend>(setup: Setup) -> Case<B> {
-    Case::new(
-        "kv_truncate",
-        "a ring that has overwritten what is needed",
-        BOUND,
-        move |b: &Checked<'_, B>, rng| {
-            let s = setup.sequence(rng, 110);
-            let mut cache = filled(b, &setup, &s, 100, 1)?;
-            let before = b.kv_save(&cache)?;
-            for len in [0, 1, 50, before.first] {
-                ensure(
-                    !b.kv_truncate(&mut cache, len)?,
-                    &format!("truncated to {len}, which was overwritten"),
-                )?;
-                ensure(b.kv_save(&cache)? == before, "the cache changed though the answer was no")?;
-            }
-            let out = setup.steps(b, &mut cache, &s, [100..101, 101..110])?;
-            Ok(vec![Output::close("y", out, &setup.expected(&s, 100))])
-        },
-    )
+    Case::new("truncate", "a window that has passed what is needed", BOUND, move |b: &Checked<'_, B>, rng| {
+        let s = setup.sequence(rng, 110);
+        let mut pool = TestPool::reversible(b, rng, setup.layer())?;
+        let slot = filled(&mut pool, &setup, &s, 100, 1)?;
+        let before = pool.kv_image(slot)?;
+        ensure(before.first == 64, "the window's first block has not been given back")?;
+        for len in [0, 1, 50, before.first, 78] {
+            let text = format!("truncated to {len}, which was given back");
+            ensure(!pool.pool.truncate(slot, len), &text)?;
+            ensure(pool.pool.fork(b.0, slot, len)?.is_none(), &format!("forked at {len}"))?;
+            ensure(pool.kv_image(slot)? == before, "the sequence changed though the answer was no")?;
+        }
+        let out = setup.steps(&mut pool, slot, &s, [100..101, 101..110])?;
+        let mut outputs = vec![Output::close("y", out, &setup.expected(&s, 100))];
+        // The earliest that can be reached.
+        ensure(pool.pool.truncate(slot, 79), "nothing needed was given back, but the answer is no")?;
+        let out = setup.steps(&mut pool, slot, &s, [79..80, 80..110])?;
+        outputs.push(Output::close("y from 79 on", out, &setup.expected(&s, 79)));
+        Ok(outputs)
+    })
 }
 
-/// A turned ring of exactly the window's size, one token shorter: the image must load again.
-fn save_truncated<B: Backend>(setup: Setup) -> Case<B> {
-    Case::new(
-        "kv_load",
-        "a turned ring that was truncated by one token",
-        BOUND,
-        move |b: &Checked<'_, B>, rng| {
-            let s = setup.sequence(rng, 120);
-            let mut cache = filled(b, &setup, &s, 101, 1)?;
-            let len = if b.kv_truncate(&mut cache, 100)? { 100 } else { 101 };
-            let mut loaded = b.kv_load(&setup.cache, &b.kv_save(&cache)?)?;
-            let out =
-                setup.steps(b, &mut loaded, &s, chunks(120 - len, 3).map(|r| r.start + len..r.end + len))?;
-            Ok(vec![Output::close("y", out, &setup.expected(&s, len))])
-        },
-    )
+/// Places that others have given up hold nothing of them: neither large numbers nor what is no number.
+fn leftovers<B: Backend>(name: &str, setup: Setup) -> Case<B> {
+    let detail = format!("{name}, places of others that were no numbers");
+    Case::new("release", detail, BOUND, move |b: &Checked<'_, B>, rng| {
+        let s = setup.sequence(rng, 150);
+        let expected = setup.expected(&s, 0);
+        let mut pool = TestPool::new(b, rng, setup.layer())?;
+        let mut outputs = Vec::new();
+        for value in [3e4, f32::NAN] {
+            let mut other = setup.sequence(rng, 192);
+            other.k.values.fill(value);
+            other.v.values.fill(value);
+            let others = pool.create_all(3)?;
+            let parts: Vec<_> = others.iter().map(|slot| (*slot, &other, 0..192)).collect();
+            setup.append(&mut pool, &parts)?;
+            others.into_iter().for_each(|slot| pool.pool.release(slot));
+            let slot = pool.create()?;
+            let out = setup.steps(&mut pool, slot, &s, [0..1, 1..66, 66..67, 67..150])?;
+            outputs.push(Output::close(format!("y after {value}"), out, &expected));
+            pool.pool.release(slot);
+        }
+        Ok(outputs)
+    })
+}
+
+/// What a sequence has stays where it is when the pool grows.
+fn growth<B: Backend>(name: &str, setup: Setup) -> Case<B> {
+    Case::new("grow", format!("{name}, what is there stays"), BOUND, move |b: &Checked<'_, B>, rng| {
+        let s = setup.sequence(rng, 130);
+        let mut pool = TestPool::new(b, rng, setup.layer())?;
+        let slot = filled(&mut pool, &setup, &s, 100, 33)?;
+        let before = pool.kv_image(slot)?;
+        for blocks in [1, 40, 100] {
+            let (other, blocks) = (pool.create()?, blocks * 64);
+            ensure(pool.pool.reserve(b.0, other, blocks)?, "no room in a large pool")?;
+            ensure(pool.kv_image(slot)? == before, "the sequence changed as the pool grew")?;
+        }
+        let out = setup.steps(&mut pool, slot, &s, [100..101, 101..130])?;
+        Ok(vec![Output::close("y", out, &setup.expected(&s, 100))])
+    })
+}
+
+/// Sequences that go on on another machine: images have the same form everywhere.
+fn elsewhere<B: Backend>(name: &str, setup: Setup) -> Case<B> {
+    let detail = format!("{name}, images of the CPU, and images for it");
+    Case::new("load_kv", detail, BOUND, move |b: &Checked<'_, B>, rng| {
+        let cpu = cpu::Options { threads: Some(1), numerics: cpu::Numerics::Exact, ..Default::default() };
+        let cpu = cpu::Cpu::new(cpu).map_err(|error| Fault::Wrong(error.to_string()))?;
+        let s = setup.sequence(rng, 170);
+        let expected = setup.expected(&s, 140);
+        // Two pools of the same layers.
+        let seed = rng.bits().to_string();
+        let mut here = TestPool::new(b, &mut Rng::named(&seed), setup.layer())?;
+        let mut there = TestPool::new(&Checked(&cpu), &mut Rng::named(&seed), setup.layer())?;
+        let slot = filled(&mut there, &setup, &s, 140, 50)?;
+        let image = there.save(slot)?;
+        let kept = there.kv_image(slot)?;
+        let loaded = here.load(&image)?;
+        let same = images_are_near(&setup, &here.kv_image(loaded)?, &kept);
+        ensure(same, "what was loaded is not what the CPU saved")?;
+        let out = setup.steps(&mut here, loaded, &s, further(140, 20, 9))?;
+        let mut outputs = vec![Output::close("y here", out, &expected)];
+        let slot = filled(&mut here, &setup, &s, 140, 50)?;
+        let loaded = there.load(&here.save(slot)?)?;
+        let same = images_are_near(&setup, &there.kv_image(loaded)?, &here.kv_image(slot)?);
+        ensure(same, "the CPU holds something else")?;
+        let out = setup.steps(&mut there, loaded, &s, further(140, 20, 9))?;
+        outputs.push(Output::close("y there", out, &expected));
+        Ok(outputs)
+    })
 }
 
 fn empty<B: Backend>(setup: Setup) -> Case<B> {
-    Case::new("kv_cache", "empty: saved, loaded, filled", BOUND, move |b: &Checked<'_, B>, rng| {
-        let image = b.kv_save(&b.kv_cache(&setup.cache)?)?;
+    Case::new("slabs", "empty: saved, loaded, filled", BOUND, move |b: &Checked<'_, B>, rng| {
+        let mut pool = Pool::new(b.0, &[setup.layer()], BUDGET)?;
+        ensure(pool.is_empty(), "a pool without sequences is not empty")?;
+        let slot = pool.create(b.0)?.ok_or_else(|| Fault::Wrong("no room for nothing".into()))?;
+        let image = pool.save(b.0, slot)?;
         let nothing = KvImage { first: 0, len: 0, keys: Vec::new(), values: Vec::new() };
-        ensure(image == nothing, "a fresh cache is not empty")?;
+        let nothing = StateImage { len: 0, layers: vec![LayerImage::Kv(nothing)] };
+        ensure(image == nothing, "a sequence without tokens is not empty")?;
+        let loaded = pool.load(b.0, &image)?.ok_or_else(|| Fault::Wrong("no room for nothing".into()))?;
+        ensure(pool.is_empty(), "sequences without tokens take memory")?;
         let s = setup.sequence(rng, 9);
-        let out = setup.steps(b, &mut b.kv_load(&setup.cache, &image)?, &s, [0..4, 4..9])?;
+        let mut pool = TestPool { b: *b, pool, layer: 0 };
+        let out = setup.steps(&mut pool, loaded, &s, [0..4, 4..9])?;
+        pool.pool.release(slot);
+        pool.pool.release(loaded);
+        ensure(pool.pool.is_empty(), "sequences that were given up take memory")?;
         Ok(vec![Output::close("y", out, &setup.expected(&s, 0))])
     })
 }
 
+/// An image that must be refused with an error of its own, and nothing kept of it.
+pub(super) fn disbelieved<B: Backend>(
+    pool: &mut TestPool<'_, B>,
+    image: &StateImage,
+    what: &str,
+) -> std::result::Result<(), Fault> {
+    let used = pool.pool.tables().used();
+    match pool.load(image) {
+        Err(Error::Image(_)) => {}
+        Err(error) => return Err(Fault::Wrong(format!("{what} gave {error:?}"))),
+        Ok(_) => return Err(Fault::Wrong(format!("{what} was believed"))),
+    }
+    ensure(pool.pool.tables().used() == used, "memory was taken for an image that was refused")
+}
+
 fn lies<B: Backend>(name: &str, setup: Setup) -> Case<B> {
     Case::new(
-        "kv_load",
+        "load_kv",
         format!("images that lie about their size, {name}"),
         Bound::EXACT,
         move |b: &Checked<'_, B>, rng| {
             let s = setup.sequence(rng, 12);
-            let good = b.kv_save(&filled(b, &setup, &s, 12, 12)?)?;
+            let mut pool = TestPool::new(b, rng, setup.layer())?;
+            let slot = filled(&mut pool, &setup, &s, 12, 12)?;
+            let (layer, good, whole) = (pool.layer, pool.kv_image(slot)?, pool.save(slot)?);
             let change = |change: fn(&mut KvImage)| {
                 let mut image = good.clone();
                 change(&mut image);
@@ -236,14 +411,47 @@ fn lies<B: Backend>(name: &str, setup: Setup) -> Case<B> {
                 change(|i| std::mem::swap(&mut i.keys, &mut i.values)),
                 change(|i| (i.keys, i.values) = (Vec::new(), Vec::new())),
             ];
-            for (i, lie) in lies.iter().enumerate() {
-                match b.kv_load(&setup.cache, lie) {
-                    Err(Error::Image(_)) => {}
-                    Err(error) => return Err(Fault::Wrong(format!("lie {i} gave {error:?}"))),
-                    Ok(_) => return Err(Fault::Wrong(format!("lie {i} was believed"))),
+            for (i, lie) in lies.into_iter().enumerate() {
+                // Whether or not the whole image says the same.
+                for len in [12, lie.len] {
+                    let mut image = StateImage { len, ..whole.clone() };
+                    image.layers[layer] = LayerImage::Kv(lie.clone());
+                    disbelieved(&mut pool, &image, &format!("lie {i} of {len} tokens"))?;
                 }
             }
+            let mut other = whole.clone();
+            other.layers.push(LayerImage::Kv(good.clone()));
+            disbelieved(&mut pool, &other, "a layer too many")?;
+            other.layers.clear();
+            disbelieved(&mut pool, &other, "no layer")?;
+            let loaded = pool.load(&whole)?;
+            ensure(pool.kv_image(loaded)? == good, "what was loaded is not what was saved")?;
             Ok(Vec::new())
         },
     )
+}
+
+/// An image of a window that begins behind what the next token sees; and one that begins there.
+fn too_late<B: Backend>(setup: Setup) -> Case<B> {
+    let name = "images that lie about their window";
+    Case::new("load_kv", name, BOUND, move |b: &Checked<'_, B>, rng| {
+        let s = setup.sequence(rng, 120);
+        let shape = setup.layer();
+        let LayerShape::Kv(kv) = shape else { return Ok(Vec::new()) };
+        let mut pool = TestPool { b: *b, pool: Pool::new(b.0, &[shape], BUDGET)?, layer: 0 };
+        let slot = filled(&mut pool, &setup, &s, 100, 9)?;
+        let good = pool.kv_image(slot)?;
+        let from = |first: usize| {
+            let mut image = good.clone();
+            let bytes = |width: usize| (first - good.first) * kv.heads * kv.float.row_bytes(width);
+            image.keys.drain(..bytes(kv.key_dim));
+            image.values.drain(..bytes(kv.value_dim));
+            StateImage { len: 100, layers: vec![LayerImage::Kv(KvImage { first, ..image })] }
+        };
+        disbelieved(&mut pool, &from(86), "a window without its first token")?;
+        let loaded = pool.load(&from(85))?;
+        ensure(!pool.pool.truncate(loaded, 99), "went back to what was not in the image")?;
+        let out = setup.steps(&mut pool, loaded, &s, [100..101, 101..120])?;
+        Ok(vec![Output::close("y", out, &setup.expected(&s, 100))])
+    })
 }

@@ -1,12 +1,16 @@
 //! Gated DeltaNet.
 
+use std::ops::Range;
+
+use backend::pool::{LayerShape, Slot};
 use backend::{Backend, Checked, GdnShape, GdnVectors, Result};
 
-use super::{chunks, in_chunks, one_span, spans, y};
+use super::test_pool::{TestPool, crowd, in_turns};
+use super::{chunks, in_chunks, y};
 use crate::formulas::gdn as formula;
 use crate::host::{Host, Rows};
 use crate::random::Rng;
-use crate::{Bound, Case, Output};
+use crate::{Bound, Case, CaseResult, Output};
 
 const BOUND: Bound = Bound::l2(2e-6);
 
@@ -55,14 +59,27 @@ impl Sequence {
     /// The tokens of `range` on a backend.
     pub fn step<B: Backend>(
         &self,
-        b: &Checked<'_, B>,
-        state: &mut B::Recurrent,
-        r: std::ops::Range<usize>,
+        pool: &mut TestPool<'_, B>,
+        slot: Slot,
+        range: Range<usize>,
     ) -> Result<Vec<f32>> {
-        let batch = one_span(b, r.len(), r.start)?;
-        let on = |x: &Host| x.slice(r.clone()).on(b);
-        b.read(&b.gdn(&on(&self.qkv)?, &on(&self.g)?, &on(&self.beta)?, &batch, &mut [state])?)
+        together(pool, &[(slot, self, range)])
     }
+}
+
+/// A step of some tokens of several sequences.
+fn together<B: Backend>(
+    pool: &mut TestPool<'_, B>,
+    parts: &[(Slot, &Sequence, Range<usize>)],
+) -> Result<Vec<f32>> {
+    let b = pool.b;
+    let on = |of: fn(&Sequence) -> &Host| {
+        let parts = parts.iter().map(|(_, s, range)| of(s).slice(range.clone()));
+        Host::stack(&parts.collect::<Vec<_>>()).on(&b)
+    };
+    let (qkv, g, beta) = (on(|s| &s.qkv)?, on(|s| &s.g)?, on(|s| &s.beta)?);
+    let spans: Vec<_> = parts.iter().map(|(slot, _, range)| (*slot, range.len())).collect();
+    pool.step(&spans, |batch, slabs, layer| b.read(&b.gdn(&qkv, &g, &beta, batch, slabs, layer)?))
 }
 
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
@@ -93,6 +110,16 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         s.beta.values.iter_mut().enumerate().for_each(|(i, beta)| *beta = (i / 3 % 2) as f32);
     }));
     cases.push(batched());
+    for (count, mixed) in [(1, false), (2, true), (5, false), (70, false), (70, true)] {
+        let tokens = if mixed { "one or more tokens" } else { "one token" };
+        let detail = format!("{count} sequences, {tokens} each");
+        cases.push(Case::new("gdn", &detail, BOUND, move |b: &Checked<'_, B>, rng| {
+            batch(b, rng, &shape(2, 4, 9, 6), &crowd(count, mixed))
+        }));
+        cases.push(Case::new("conv_causal", detail, BOUND, move |b: &Checked<'_, B>, rng| {
+            conv_crowd(b, rng, &crowd(count, mixed))
+        }));
+    }
     for kernel in 1..=5 {
         for n in [1, 2, 3, 70] {
             cases.push(conv(kernel, n));
@@ -123,9 +150,10 @@ fn recurrence<B: Backend>(detail: String, shape: GdnShape, n: usize, change: fn(
         let (expected, expected_state) = s.expected(&shape);
         let mut states = Vec::new();
         let mut outputs = in_chunks(n, &expected, |chunk| {
-            let mut state = b.recurrent(&shape)?;
-            let parts = chunks(n, chunk).map(|r| s.step(b, &mut state, r)).collect::<Result<Vec<_>>>()?;
-            states.push(b.recurrent_save(&state)?.state);
+            let mut pool = TestPool::new(b, rng, LayerShape::Recurrent(shape))?;
+            let slot = pool.create()?;
+            let parts = chunks(n, chunk).map(|r| s.step(&mut pool, slot, r)).collect::<Result<Vec<_>>>()?;
+            states.push(pool.save_state(slot)?.state);
             Ok(parts.concat())
         })?;
         let judged = |(i, s): (usize, Vec<f32>)| Output::close(format!("state {i}"), s, &expected_state);
@@ -139,30 +167,34 @@ fn batched<B: Backend>() -> Case<B> {
     // Tokens already seen, tokens of this step.
     const SPANS: [(usize, usize); 4] = [(0, 5), (30, 1), (3, 66), (0, 1)];
     Case::new("gdn", "four sequences in one batch", BOUND, |b: &Checked<'_, B>, rng| {
-        let shape = shape(2, 4, 9, 6);
-        let sequences = SPANS.map(|(past, new)| Sequence::new(rng, &shape, past + new));
-        let mut states = Vec::new();
-        for (s, (past, _)) in sequences.iter().zip(SPANS) {
-            let mut state = b.recurrent(&shape)?;
-            if past > 0 {
-                s.step(b, &mut state, 0..past)?;
-            }
-            states.push(state);
-        }
-        let part = |of: fn(&Sequence) -> &Host| {
-            let parts = sequences.iter().zip(SPANS).map(|(s, (past, new))| of(s).slice(past..past + new));
-            Host::stack(&parts.collect::<Vec<_>>()).on(b)
-        };
-        let batch = spans(b, &SPANS.map(|(past, new)| (new, past)))?;
-        let mut handles: Vec<_> = states.iter_mut().collect();
-        let out = b.gdn(&part(|s| &s.qkv)?, &part(|s| &s.g)?, &part(|s| &s.beta)?, &batch, &mut handles)?;
-        let expected = sequences
-            .iter()
-            .zip(SPANS)
-            .flat_map(|(s, (past, _))| s.expected(&shape).0[past..].to_vec())
-            .collect();
-        y(b.read(&out)?, &expected)
+        batch(b, rng, &shape(2, 4, 9, 6), &SPANS)
     })
+}
+
+/// Several sequences in one step, each behind tokens of its own.
+fn batch<B: Backend>(
+    b: &Checked<'_, B>,
+    rng: &mut Rng,
+    shape: &GdnShape,
+    spans: &[(usize, usize)],
+) -> CaseResult {
+    let sequences: Vec<_> = spans.iter().map(|(past, new)| Sequence::new(rng, shape, past + new)).collect();
+    let mut pool = TestPool::new(b, rng, LayerShape::Recurrent(*shape))?;
+    let slots = pool.create_all(spans.len())?;
+    for turn in in_turns(spans) {
+        let parts: Vec<_> = turn.into_iter().map(|(i, range)| (slots[i], &sequences[i], range)).collect();
+        together(&mut pool, &parts)?;
+    }
+    let parts = slots.iter().zip(&sequences).zip(spans);
+    let parts: Vec<_> = parts.map(|((slot, s), (past, new))| (*slot, s, *past..past + new)).collect();
+    let out = together(&mut pool, &parts)?;
+    let (expected, states): (Vec<_>, Vec<_>) = sequences.iter().map(|s| s.expected(shape)).unzip();
+    let expected = expected.into_iter().zip(spans).flat_map(|(y, (past, _))| y[*past..].to_vec()).collect();
+    let mut outputs = vec![Output::close("y", out, &expected)];
+    let found = slots.iter().map(|slot| Ok(pool.save_state(*slot)?.state));
+    let found = found.collect::<Result<Vec<_>>>()?.concat();
+    outputs.push(Output::close("states", found, &states.concat()));
+    Ok(outputs)
 }
 
 fn conv<B: Backend>(kernel: usize, n: usize) -> Case<B> {
@@ -177,18 +209,11 @@ fn conv<B: Backend>(kernel: usize, n: usize) -> Case<B> {
             let w = taps.on(b)?;
             let mut windows = Vec::new();
             let mut outputs = in_chunks(n, &expected, |chunk| {
-                let mut state = b.recurrent(&shape)?;
-                let mut out = Vec::new();
-                for r in chunks(n, chunk) {
-                    let batch = one_span(b, r.len(), r.start)?;
-                    out.extend(b.read(&b.conv_causal(
-                        &x.slice(r).on(b)?,
-                        &w,
-                        &batch,
-                        &mut [&mut state],
-                    )?)?);
-                }
-                windows.push(b.recurrent_save(&state)?.window);
+                let mut pool = TestPool::new(b, rng, LayerShape::Recurrent(shape))?;
+                let slot = pool.create()?;
+                let parts = chunks(n, chunk).map(|r| convolve(&mut pool, &w, &[(slot, &x, r)]));
+                let out = parts.collect::<Result<Vec<_>>>()?.concat();
+                windows.push(pool.save_state(slot)?.window);
                 Ok(out)
             })?;
             // The last kernel - 1 inputs; before the sequence there are zeros.
@@ -200,26 +225,67 @@ fn conv<B: Backend>(kernel: usize, n: usize) -> Case<B> {
     )
 }
 
+/// A convolution of some tokens of several sequences.
+fn convolve<B: Backend>(
+    pool: &mut TestPool<'_, B>,
+    w: &B::Tensor,
+    parts: &[(Slot, &Host, Range<usize>)],
+) -> Result<Vec<f32>> {
+    let b = pool.b;
+    let x: Vec<_> = parts.iter().map(|(_, x, range)| x.slice(range.clone())).collect();
+    let x = Host::stack(&x).on(&b)?;
+    let spans: Vec<_> = parts.iter().map(|(slot, _, range)| (*slot, range.len())).collect();
+    pool.step(&spans, |batch, slabs, layer| b.read(&b.conv_causal(&x, w, batch, slabs, layer)?))
+}
+
 fn conv_batched<B: Backend>() -> Case<B> {
     Case::new("conv_causal", "three sequences, two steps", BOUND, |b: &Checked<'_, B>, rng| {
         let shape = shape(1, 2, 5, 3);
         let taps = rng.calm(shape.channels(), 4);
         let steps = [[(1, 0), (5, 0), (2, 0)], [(4, 1), (1, 5), (2, 2)]];
         let sequences = [5, 6, 4].map(|n| rng.values(n, shape.channels()));
-        let mut states = [b.recurrent(&shape)?, b.recurrent(&shape)?, b.recurrent(&shape)?];
+        let mut pool = TestPool::new(b, rng, LayerShape::Recurrent(shape))?;
+        let slots = pool.create_all(3)?;
+        let w = taps.on(b)?;
         let mut outputs = Vec::new();
         for step in steps {
-            let parts: Vec<Host> =
-                sequences.iter().zip(step).map(|(s, (n, at))| s.slice(at..at + n)).collect();
-            let mut handles: Vec<_> = states.iter_mut().collect();
-            let out =
-                b.conv_causal(&Host::stack(&parts).on(b)?, &taps.on(b)?, &spans(b, &step)?, &mut handles)?;
+            let parts = slots.iter().zip(&sequences).zip(step);
+            let parts: Vec<_> = parts.map(|((slot, x), (n, at))| (*slot, x, at..at + n)).collect();
+            let out = convolve(&mut pool, &w, &parts)?;
             let full = sequences.iter().map(|s| formula::conv(&s.wide(), &taps.wide()));
             let expected = full.zip(step).flat_map(|(y, (n, at))| y[at..at + n].to_vec()).collect();
-            outputs.push(Output::close("y", b.read(&out)?, &expected));
+            outputs.push(Output::close("y", out, &expected));
         }
         Ok(outputs)
     })
+}
+
+/// Several sequences in one step, each behind tokens of its own; then two tokens more of each.
+fn conv_crowd<B: Backend>(b: &Checked<'_, B>, rng: &mut Rng, spans: &[(usize, usize)]) -> CaseResult {
+    let shape = shape(1, 2, 5, 3);
+    let (taps, seen) = (rng.calm(shape.channels(), 4), spans.iter().map(|(past, new)| past + new));
+    let sequences: Vec<_> = seen.map(|n| rng.values(n + 2, shape.channels())).collect();
+    let mut pool = TestPool::new(b, rng, LayerShape::Recurrent(shape))?;
+    let slots = pool.create_all(spans.len())?;
+    let w = taps.on(b)?;
+    for turn in in_turns(spans) {
+        let parts: Vec<_> = turn.into_iter().map(|(i, range)| (slots[i], &sequences[i], range)).collect();
+        convolve(&mut pool, &w, &parts)?;
+    }
+    let expected: Vec<_> = sequences.iter().map(|s| formula::conv(&s.wide(), &taps.wide())).collect();
+    let mut outputs = Vec::new();
+    for (label, more) in [("y", 0), ("y of two more", 2)] {
+        let range = |(past, new): &(usize, usize)| match more {
+            0 => *past..past + new,
+            more => past + new..past + new + more,
+        };
+        let parts = slots.iter().zip(&sequences).zip(spans);
+        let parts: Vec<_> = parts.map(|((slot, x), span)| (*slot, x, range(span))).collect();
+        let out = convolve(&mut pool, &w, &parts)?;
+        let rows = expected.iter().zip(spans).flat_map(|(y, span)| y[range(span)].to_vec()).collect();
+        outputs.push(Output::close(label, out, &rows));
+    }
+    Ok(outputs)
 }
 
 fn gates<B: Backend>() -> Case<B> {

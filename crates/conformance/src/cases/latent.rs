@@ -2,16 +2,18 @@
 
 use std::ops::Range;
 
+use backend::pool::{LayerShape, Slot};
 use backend::{Backend, CacheFloat, Checked, KvShape, LatentScores, Result};
 use checkpoint::{Float, Format};
 
-use super::{chunks, ensure, in_chunks, one_span, spans, y};
+use super::test_pool::{TestPool, crowd, in_turns};
+use super::{chunks, ensure, in_chunks, y};
 use crate::formulas::attention::latent;
 use crate::formulas::products::head_product;
 use crate::host::{Host, Rows};
 use crate::random::Rng;
 use crate::weights::{BF16, F16, F32, Q4, Recipe, affine, format_name};
-use crate::{Bound, Case, Output};
+use crate::{Bound, Case, CaseResult, Output};
 
 const BOUND: Bound = Bound::l2(5e-6);
 
@@ -50,9 +52,9 @@ impl Setup {
         Setup { rank, pe, float, scores: LatentScores { heads, scale } }
     }
 
-    fn cache<B: Backend>(&self, b: &Checked<'_, B>) -> Result<B::KvCache> {
+    fn layer(&self) -> LayerShape {
         let (key_dim, float) = (self.rank + self.pe, self.float);
-        b.kv_cache(&KvShape { heads: 1, key_dim, value_dim: 0, float, window: None })
+        LayerShape::Kv(KvShape { heads: 1, key_dim, value_dim: 0, float, window: None })
     }
 
     fn sequence(&self, rng: &mut Rng, n: usize) -> Sequence {
@@ -84,22 +86,57 @@ impl Setup {
         rows.into_iter().map(split).unzip()
     }
 
+    /// A step of some tokens of several sequences: appends and, unless `quiet`, attends.
+    fn together<B: Backend>(
+        &self,
+        pool: &mut TestPool<'_, B>,
+        parts: &[(Slot, &Sequence, Range<usize>)],
+        quiet: bool,
+    ) -> Result<Vec<f32>> {
+        let b = pool.b;
+        let on = |of: fn(&Sequence) -> &Host| {
+            let parts = parts.iter().map(|(_, s, range)| of(s).slice(range.clone()));
+            Host::stack(&parts.collect::<Vec<_>>()).on(&b)
+        };
+        let (q, q_pe, c, k_pe) = (on(|s| &s.q)?, on(|s| &s.q_pe)?, on(|s| &s.c)?, on(|s| &s.k_pe)?);
+        let spans: Vec<_> = parts.iter().map(|(slot, _, range)| (*slot, range.len())).collect();
+        pool.step(&spans, |batch, slabs, layer| {
+            b.mla_append(&c, &k_pe, batch, slabs, layer)?;
+            if quiet {
+                return Ok(Vec::new());
+            }
+            b.read(&b.mla_attention(&q, &q_pe, batch, slabs, layer, &self.scores)?)
+        })
+    }
+
     fn steps<B: Backend>(
         &self,
-        b: &Checked<'_, B>,
-        cache: &mut B::KvCache,
+        pool: &mut TestPool<'_, B>,
+        slot: Slot,
         s: &Sequence,
         ranges: impl IntoIterator<Item = Range<usize>>,
     ) -> Result<Vec<f32>> {
         let mut out = Vec::new();
-        for r in ranges {
-            let batch = one_span(b, r.len(), r.start)?;
-            let on = |x: &Host| x.slice(r.clone()).on(b);
-            b.mla_append(&on(&s.c)?, &on(&s.k_pe)?, &batch, &mut [&mut *cache])?;
-            let o = b.mla_attention(&on(&s.q)?, &on(&s.q_pe)?, &batch, &[cache], &self.scores)?;
-            out.extend(b.read(&o)?);
+        for range in ranges {
+            out.extend(self.together(pool, &[(slot, s, range)], false)?);
         }
         Ok(out)
+    }
+
+    /// Several sequences in one step, each behind tokens of its own.
+    fn batch<B: Backend>(&self, b: &Checked<'_, B>, rng: &mut Rng, spans: &[(usize, usize)]) -> CaseResult {
+        let sequences: Vec<_> = spans.iter().map(|(past, new)| self.sequence(rng, past + new)).collect();
+        let mut pool = TestPool::new(b, rng, self.layer())?;
+        let slots = pool.create_all(spans.len())?;
+        for turn in in_turns(spans) {
+            let parts: Vec<_> = turn.into_iter().map(|(i, range)| (slots[i], &sequences[i], range)).collect();
+            self.together(&mut pool, &parts, true)?;
+        }
+        let parts = slots.iter().zip(&sequences).zip(spans);
+        let parts: Vec<_> = parts.map(|((slot, s), (past, new))| (*slot, s, *past..past + new)).collect();
+        let out = self.together(&mut pool, &parts, false)?;
+        let expected = sequences.iter().zip(spans).flat_map(|(s, (past, _))| self.expected(s, *past));
+        y(out, &expected.collect())
     }
 }
 
@@ -132,7 +169,9 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
             move |b: &Checked<'_, B>, rng| {
                 let s = setup.sequence(rng, n);
                 in_chunks(n, &setup.expected(&s, 0), |chunk| {
-                    setup.steps(b, &mut setup.cache(b)?, &s, chunks(n, chunk))
+                    let mut pool = TestPool::new(b, rng, setup.layer())?;
+                    let slot = pool.create()?;
+                    setup.steps(&mut pool, slot, &s, chunks(n, chunk))
                 })
             },
         ));
@@ -148,42 +187,80 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
             Bound::l2(1e-5),
             move |b: &Checked<'_, B>, rng| {
                 let s = setup.sequence(rng, n);
-                let mut cache = setup.cache(b)?;
+                let mut pool = TestPool::new(b, rng, setup.layer())?;
+                let slot = pool.create()?;
                 let past = n - 4;
-                let batch = one_span(b, past, 0)?;
-                b.mla_append(
-                    &s.c.slice(0..past).on(b)?,
-                    &s.k_pe.slice(0..past).on(b)?,
-                    &batch,
-                    &mut [&mut cache],
-                )?;
-                y(setup.steps(b, &mut cache, &s, [past..past + 1, past + 1..n])?, &setup.expected(&s, past))
+                setup.together(&mut pool, &[(slot, &s, 0..past)], true)?;
+                let out = setup.steps(&mut pool, slot, &s, [past..past + 1, past + 1..n])?;
+                y(out, &setup.expected(&s, past))
             },
         ));
     }
     cases.push(batched());
-    for float in [CacheFloat::F32, CacheFloat::F16, CacheFloat::Q8] {
-        cases.push(saved(float));
+    for (count, mixed) in [(1, false), (2, false), (5, true), (70, false), (70, true)] {
+        for (setup, name) in [
+            (Setup::new(3, 20, 6, CacheFloat::F32), "f32"),
+            (Setup::new(5, 64, 8, CacheFloat::F16), "f16"),
+            (Setup::new(3, 33, 7, CacheFloat::Q8), "q8, odd widths"),
+        ] {
+            let tokens = if mixed { "one or more tokens" } else { "one token" };
+            let detail = format!("{name}, {count} sequences, {tokens} each");
+            cases.push(Case::new("mla_attention", detail, BOUND, move |b: &Checked<'_, B>, rng| {
+                setup.batch(b, rng, &crowd(count, mixed))
+            }));
+        }
+    }
+    for (name, float) in [("f32", CacheFloat::F32), ("f16", CacheFloat::F16), ("q8", CacheFloat::Q8)] {
+        cases.push(saved(name, float));
+        cases.push(forked(name, float));
     }
     cases
 }
 
 /// A cache whose values have no width, saved and loaded: its image stays, and it goes on alike.
-fn saved<B: Backend>(float: CacheFloat) -> Case<B> {
-    let detail = format!("latents in {float:?}, then load and go on");
-    Case::new("kv_save", detail, Bound::EXACT, move |b: &Checked<'_, B>, rng| {
+fn saved<B: Backend>(name: &str, float: CacheFloat) -> Case<B> {
+    let detail = format!("latents in {name}, then load and go on");
+    Case::new("save_kv", detail, Bound::EXACT, move |b: &Checked<'_, B>, rng| {
         let setup = Setup::new(3, 24, 8, float);
         let s = setup.sequence(rng, 80);
-        let mut cache = setup.cache(b)?;
-        setup.steps(b, &mut cache, &s, std::iter::once(0..70))?;
-        let image = b.kv_save(&cache)?;
-        let shape = KvShape { heads: 1, key_dim: 32, value_dim: 0, float, window: None };
-        let mut loaded = b.kv_load(&shape, &image)?;
-        ensure(b.kv_save(&loaded)? == image, "the image of the loaded cache is another one")?;
+        let mut pool = TestPool::new(b, rng, setup.layer())?;
+        let slot = pool.create()?;
+        setup.steps(&mut pool, slot, &s, std::iter::once(0..70))?;
+        let image = pool.kv_image(slot)?;
+        ensure(image.values.is_empty(), "there are values in the image of latents")?;
+        let loaded = pool.load(&pool.save(slot)?)?;
+        ensure(pool.kv_image(loaded)? == image, "the image of the loaded cache is another one")?;
         let rest = || [70..71, 71..80];
-        let expected = setup.steps(b, &mut cache, &s, rest())?;
-        let found = setup.steps(b, &mut loaded, &s, rest())?;
+        let expected = setup.steps(&mut pool, slot, &s, rest())?;
+        let found = setup.steps(&mut pool, loaded, &s, rest())?;
         Ok(vec![Output::exact("y", found, expected)])
+    })
+}
+
+/// A fork inside of a block, and the sequence that was forked, in one step.
+fn forked<B: Backend>(name: &str, float: CacheFloat) -> Case<B> {
+    let detail = format!("a fork of latents in {name}");
+    Case::new("copy", detail, BOUND, move |b: &Checked<'_, B>, rng| {
+        let setup = Setup::new(3, 24, 8, float);
+        let (s, other) = (setup.sequence(rng, 90), setup.sequence(rng, 20));
+        let join = |of: fn(&Sequence) -> &Host| Host::stack(&[of(&s).slice(0..70), of(&other).clone()]);
+        let other = Sequence {
+            q: join(|s| &s.q),
+            q_pe: join(|s| &s.q_pe),
+            c: join(|s| &s.c),
+            k_pe: join(|s| &s.k_pe),
+        };
+        let mut pool = TestPool::reversible(b, rng, setup.layer())?;
+        let slot = pool.create()?;
+        setup.steps(&mut pool, slot, &s, std::iter::once(0..80))?;
+        let fork = pool.fork(slot, 70)?;
+        let out = setup.together(&mut pool, &[(fork, &other, 70..79), (slot, &s, 80..90)], false)?;
+        let mut expected = setup.expected(&other, 70)[..9].to_vec();
+        expected.extend(setup.expected(&s, 80));
+        let mut outputs = vec![Output::close("both", out, &expected)];
+        let out = setup.steps(&mut pool, fork, &other, [79..80, 80..90])?;
+        outputs.push(Output::close("fork", out, &setup.expected(&other, 79)));
+        Ok(outputs)
     })
 }
 
@@ -227,27 +304,6 @@ fn fused<B: Backend>() -> Case<B> {
 fn batched<B: Backend>() -> Case<B> {
     const SPANS: [(usize, usize); 4] = [(0, 5), (100, 1), (9, 20), (0, 1)];
     Case::new("mla_append", "four sequences in one batch", BOUND, |b: &Checked<'_, B>, rng| {
-        let setup = Setup::new(3, 20, 6, CacheFloat::F32);
-        let sequences = SPANS.map(|(past, new)| setup.sequence(rng, past + new));
-        let mut caches = Vec::new();
-        for (s, (past, _)) in sequences.iter().zip(SPANS) {
-            let mut cache = setup.cache(b)?;
-            if past > 0 {
-                setup.steps(b, &mut cache, s, std::iter::once(0..past))?;
-            }
-            caches.push(cache);
-        }
-        let part = |of: fn(&Sequence) -> &Host| {
-            let parts = sequences.iter().zip(SPANS).map(|(s, (past, new))| of(s).slice(past..past + new));
-            Host::stack(&parts.collect::<Vec<_>>()).on(b)
-        };
-        let batch = spans(b, &SPANS.map(|(past, new)| (new, past)))?;
-        let mut writers: Vec<_> = caches.iter_mut().collect();
-        b.mla_append(&part(|s| &s.c)?, &part(|s| &s.k_pe)?, &batch, &mut writers)?;
-        let readers: Vec<_> = caches.iter().collect();
-        let out = b.mla_attention(&part(|s| &s.q)?, &part(|s| &s.q_pe)?, &batch, &readers, &setup.scores)?;
-        let expected =
-            sequences.iter().zip(SPANS).flat_map(|(s, (past, _))| setup.expected(s, past)).collect();
-        y(b.read(&out)?, &expected)
+        Setup::new(3, 20, 6, CacheFloat::F32).batch(b, rng, &SPANS)
     })
 }

@@ -3,23 +3,28 @@
 mod attention;
 mod blocks;
 mod caches;
+mod choose;
 mod experts;
 mod gdn;
+mod last;
 mod latent;
 mod layout;
 mod linear;
 mod norms;
+pub mod pools;
 mod positions;
 mod products;
 mod recurrent;
 mod refusals;
 mod refusals_state;
 mod routing;
+mod test_pool;
 mod windows;
 
 use std::ops::Range;
 
-use backend::{Backend, Batch, Checked, Error, Result};
+use backend::pool::Pool;
+use backend::{Backend, Batch, Checked, Error, Result, Tokens};
 
 use crate::host::Rows;
 use crate::{Case, CaseResult, Fault, Output};
@@ -41,6 +46,8 @@ pub fn all<B: Backend>() -> Vec<Case<B>> {
         linear::cases,
         blocks::cases,
         caches::cases,
+        choose::cases,
+        last::cases,
         refusals::cases,
         refusals_state::cases,
     ];
@@ -68,17 +75,22 @@ fn in_chunks(n: usize, expected: &Rows, mut run: impl FnMut(usize) -> Result<Vec
     Ok(outputs)
 }
 
-/// `n` tokens of one sequence.
+/// `n` tokens of one sequence, for operations without a cache.
 fn one_span<B: Backend>(b: &Checked<'_, B>, n: usize, position: usize) -> Result<Batch<B>> {
-    Batch::new(b.0, &[(&vec![0; n], position)])
+    batch_at(b, &[(&vec![0; n], position)])
 }
 
-/// Several sequences: tokens and position of each.
-fn spans<B: Backend>(b: &Checked<'_, B>, sequences: &[(usize, usize)]) -> Result<Batch<B>> {
-    let tokens: Vec<Vec<u32>> = sequences.iter().map(|(n, _)| vec![0; *n]).collect();
-    let sequences: Vec<(&[u32], usize)> =
-        tokens.iter().zip(sequences).map(|(t, (_, position))| (t.as_slice(), *position)).collect();
-    Batch::new(b.0, &sequences)
+/// Several sequences, for operations without a cache: tokens and position of each.
+fn batch_at<B: Backend>(b: &Checked<'_, B>, sequences: &[(&[u32], usize)]) -> Result<Batch<B>> {
+    // Of no layers, a position costs nothing.
+    let mut pool = Pool::new(b.0, &[], 0)?;
+    let mut spans = Vec::new();
+    for (tokens, position) in sequences {
+        let slot = pool.create(b.0)?.ok_or_else(|| Error::OutOfMemory("a sequence of no layers".into()))?;
+        pool.advance(slot, *position);
+        spans.push((slot, Tokens::Ids(tokens)));
+    }
+    Batch::new(b.0, &pool, &spans)
 }
 
 /// One output under the label `y`.

@@ -2,7 +2,7 @@
 
 use backend::{Backend, Checked, Pairing, RopeSpec, YarnSpec};
 
-use super::{ensure, in_chunks, one_span, spans, y};
+use super::{batch_at, ensure, in_chunks, one_span, y};
 use crate::formulas::positions;
 use crate::host::Host;
 use crate::{Bound, Case};
@@ -52,7 +52,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         BOUND,
         |b: &Checked<'_, B>, rng| {
             let x = rng.values(9, 3 * 10);
-            let batch = spans(b, &[(1, 70_000), (5, 0), (3, 12)])?;
+            let batch = batch_at(b, &[(&[0], 70_000), (&[0; 5], 0), (&[0; 3], 12)])?;
             let at = [70_000, 0, 1, 2, 3, 4, 12, 13, 14];
             let table = b.rope_table(&RopeSpec::plain(8, 5e5, Pairing::Halves))?;
             let out = b.rope(x.on(b)?, &batch, &table, 3)?;

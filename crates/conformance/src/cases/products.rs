@@ -1,9 +1,9 @@
 //! Products with weights of every stored format.
 
-use backend::{Activation, Backend, Batch, Checked};
+use backend::{Activation, Backend, Checked};
 use checkpoint::{Float, Format};
 
-use super::{in_chunks, y};
+use super::{batch_at, in_chunks, y};
 use crate::formulas::{norms, products};
 use crate::weights::{BF16, F16, F32, Q4, Recipe, affine, format_name, formats, fp8, in_pairs};
 use crate::{Bound, Case, Output};
@@ -197,7 +197,7 @@ fn embed<B: Backend>(detail: String, recipe: Recipe) -> Case<B> {
     Case::new("embed", detail, Bound::l2(3e-7), move |b: &Checked<'_, B>, rng| {
         let table = recipe.build(rng);
         let ids = rng.tokens(6, table.weight.rows);
-        let batch = Batch::new(b.0, &[(&ids[..4], 7), (&ids[4..], 0)])?;
+        let batch = batch_at(b, &[(&ids[..4], 7), (&ids[4..], 0)])?;
         let out = b.read(&b.embed(&b.linear(&[&table.weight])?, &batch, 1.0)?)?;
         y(out, &ids.iter().map(|id| table.matrices[0][*id as usize].clone()).collect())
     })
@@ -210,7 +210,7 @@ fn embed_scale<B: Backend>() -> Case<B> {
         Bound::l2(3e-7),
         |b: &Checked<'_, B>, rng| {
             let table = Recipe::new(Q4, 501, 64).unaligned().build(rng);
-            let batch = Batch::new(b.0, &[(&[0, 500, 250], 0)])?;
+            let batch = batch_at(b, &[(&[0, 500, 250], 0)])?;
             let out = b.read(&b.embed(&b.linear(&[&table.weight])?, &batch, 45.25)?)?;
             let rows = [0, 500, 250].map(|r: usize| table.matrices[0][r].clone()).to_vec();
             y(out, &norms::map(&rows, |v| v * 45.25))

@@ -1,11 +1,12 @@
 //! Wrong inputs of operations without state: an error that names the operation, never a panic.
 
+use backend::pool::{LayerShape, Pool};
 use backend::{
-    Activation, Backend, Batch, Checked, Error, GdnShape, GdnVectors, GroupedSigmoid, Pairing, Result,
-    RopeSpec, Routing, Shared,
+    Activation, Backend, Checked, Error, GdnShape, GdnVectors, GroupedSigmoid, Pairing, Result, RopeSpec,
+    Routing, Shared,
 };
 
-use super::{one_span, refused};
+use super::{batch_at, one_span, refused};
 use crate::random::Rng;
 use crate::weights::{F32, Recipe};
 use crate::{Bound, Case, Fault};
@@ -88,9 +89,9 @@ fn rows_and_columns<B: Backend>() -> Vec<Case<B>> {
             let rope = b.rope_table(&RopeSpec::plain(6, 1e4, Pairing::Halves))?;
             b.rope(t(b, 2, 8)?, &one_span(b, 2, 0)?, &rope, 2)
         }),
-        wrong("batch", "no sequences", |b: &Checked<'_, B>, _| Batch::new(b.0, &[])),
+        wrong("batch", "no sequences", |b: &Checked<'_, B>, _| batch_at(b, &[])),
         wrong("batch", "a sequence without tokens", |b: &Checked<'_, B>, _| {
-            Batch::new(b.0, &[(&[1], 0), (&[], 3)])
+            batch_at(b, &[(&[1], 0), (&[], 3)])
         }),
     ]
 }
@@ -107,7 +108,7 @@ fn products<B: Backend>() -> Vec<Case<B>> {
             b.linear(&[&wide, &narrow])
         }),
         Case::new("embed", "refused: a token past the table", Bound::EXACT, |b: &Checked<'_, B>, rng| {
-            let batch = Batch::new(b.0, &[(&[0, 5], 0)])?;
+            let batch = batch_at(b, &[(&[0, 5], 0)])?;
             match b.embed(&m(b, rng, [5], 3)?, &batch, 1.0) {
                 Err(Error::TokenOutOfRange { id: 5, vocabulary: 5 }) => Ok(Vec::new()),
                 Err(error) => Err(Fault::Wrong(format!("refused, but with {error:?}"))),
@@ -267,9 +268,11 @@ fn gdn<B: Backend>() -> Vec<Case<B>> {
         gates("another b", (2, 3), (1, 4), (1, 4)),
         gates("another a_log", (2, 4), (1, 3), (1, 4)),
         gates("another dt_bias", (2, 4), (1, 4), (2, 4)),
-        wrong("recurrent", "no taps", |b: &Checked<'_, B>, _| b.recurrent(&GdnShape { kernel: 0, ..GDN })),
+        wrong("recurrent", "no taps", |b: &Checked<'_, B>, _| {
+            Pool::new(b.0, &[LayerShape::Recurrent(GdnShape { kernel: 0, ..GDN })], 0)
+        }),
         wrong("recurrent", "heads not divisible", |b: &Checked<'_, B>, _| {
-            b.recurrent(&GdnShape { key_heads: 3, ..GDN })
+            Pool::new(b.0, &[LayerShape::Recurrent(GdnShape { key_heads: 3, ..GDN })], 0)
         }),
     ]
 }

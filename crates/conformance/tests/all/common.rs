@@ -4,7 +4,8 @@
 
 use std::time::Duration;
 
-use backend::{Backend, CacheFloat};
+use backend::{Backend, CacheFloat, Tokens, choose};
+use conformance::models::Sequences;
 use engine::{Finish, Job, Loop, Sampler, SamplingParams, Update, Updates};
 use models::{Logits, Model, Request};
 
@@ -67,19 +68,20 @@ pub fn step_by_step<B: Backend>(
     count: usize,
     sampling: SamplingParams,
 ) -> Vec<u32> {
-    let mut sampler = Sampler::new(sampling).expect("settings");
-    sampler.set_prompt_len(prompt.len());
-    let mut state = model.state(CacheFloat::F32).expect("a state");
+    let mut sampler = Sampler::new(sampling, prompt.len()).expect("settings");
+    let mut sequences = Sequences::new(model, CacheFloat::F32).expect("a pool");
+    let slot = sequences.create().expect("a sequence");
     let (mut tokens, mut seen) = (prompt.to_vec(), 0);
     for _ in 0..count {
         let mut last = None;
         for part in tokens[seen..].chunks(32) {
-            let request = Request { tokens: part, state: &mut state, logits: Logits::Last };
-            last = model.step(&mut [request]).expect("a step");
+            let request = Request { slot, tokens: Tokens::Ids(part), logits: Logits::Last };
+            last = sequences.step(&[request]).expect("a step");
         }
         let logits = model.backend().read(&last.expect("a token")).expect("logits");
         seen = tokens.len();
-        tokens.push(sampler.sample(&logits, &tokens).expect("a token").id);
+        let draw = sampler.next(&tokens);
+        tokens.push(choose(&logits, &sampler.choice(&draw, None, None, None)).token);
     }
     tokens.split_off(prompt.len())
 }

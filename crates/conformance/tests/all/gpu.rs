@@ -5,8 +5,9 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use backend::{CacheFloat, GroupedSigmoid, Ops, Routing, Run};
-use conformance::models::{Fixture, checks, fixtures, fresh_logits, logits_in_chunks, relative_error};
+use backend::pool::Slot;
+use backend::{CacheFloat, GroupedSigmoid, Ops, Routing, Run, Tokens};
+use conformance::models::{Fixture, Sequences, checks, fixtures, fresh_logits, relative_error};
 use conformance::{Case, all, all_fast, is_product, report, run};
 use gpu::{Gpu, Numerics, Options, Streaming};
 use models::{Logits, Model, Request};
@@ -205,10 +206,11 @@ fn a_file_that_is_cut_fails_its_steps() {
     }
     let checkpoint = checkpoint::Checkpoint::open(folder.path()).unwrap();
     let model = Model::load(&checkpoint, gpu).unwrap();
-    let mut state = model.state(CacheFloat::F32).unwrap();
+    let mut sequences = Sequences::new(&model, CacheFloat::F32).unwrap();
+    let slot = sequences.create().unwrap();
     let mut step = || {
-        let request = Request { tokens: &[1, 2, 3, 4, 5], state: &mut state, logits: Logits::Last };
-        model.step(&mut [request]).map(|_| ())
+        let request = Request { slot, tokens: Tokens::Ids(&[1, 2, 3, 4, 5]), logits: Logits::Last };
+        sequences.step(&[request]).map(|_| ())
     };
     // Weights that stay are on the device when this is done.
     step().unwrap();
@@ -267,19 +269,29 @@ fn decode_steps_repeat_bit_by_bit() {
     }
 }
 
+/// A sequence that has seen a prompt.
+fn behind_a_prompt(model: &Model<Gpu>) -> (Sequences<'_, Gpu>, Slot) {
+    let mut sequences = Sequences::new(model, CacheFloat::F16).unwrap();
+    let slot = sequences.create().unwrap();
+    sequences.logits(slot, &(0..40).collect::<Vec<_>>(), 64).unwrap();
+    (sequences, slot)
+}
+
+/// Logits of a token behind a sequence, which stays as it is.
+fn next_logits(sequences: &mut Sequences<'_, Gpu>, start: Slot, token: u32) -> Vec<f32> {
+    let len = sequences.pool.len(start);
+    let slot = sequences.pool.fork(sequences.model.backend(), start, len).unwrap().unwrap();
+    let logits = sequences.logits(slot, &[token], 1).unwrap();
+    sequences.pool.release(slot);
+    logits
+}
+
 /// Logits of single tokens, each behind the same prompt.
 fn single_tokens(gpu: &Gpu, folder: &std::path::Path) -> Vec<Vec<f32>> {
     let checkpoint = checkpoint::Checkpoint::open(folder).unwrap();
     let model = Model::load(&checkpoint, gpu.clone()).unwrap();
-    let mut state = model.state(CacheFloat::F16).unwrap();
-    let prompt: Vec<u32> = (0..40).collect();
-    logits_in_chunks(&model, &mut state, &prompt, 64).unwrap();
-    let start = state.snapshot(gpu).unwrap();
-    let mut step = |token| {
-        assert!(state.restore(gpu, &start).unwrap());
-        logits_in_chunks(&model, &mut state, &[token], 1).unwrap()
-    };
-    (0..repeats(gpu).min(40) as u32).map(&mut step).collect()
+    let (mut sequences, start) = behind_a_prompt(&model);
+    (0..repeats(gpu).min(40) as u32).map(|token| next_logits(&mut sequences, start, token)).collect()
 }
 
 fn checkpoint_is_gemma(folder: &std::path::Path) -> bool {
@@ -325,51 +337,11 @@ fn chains_change_nothing() {
 fn steps_repeat(gpu: &Gpu, folder: &std::path::Path) {
     let checkpoint = checkpoint::Checkpoint::open(folder).unwrap();
     let model = Model::load(&checkpoint, gpu.clone()).unwrap();
-    let mut state = model.state(CacheFloat::F16).unwrap();
-    let prompt: Vec<u32> = (0..40).collect();
-    logits_in_chunks(&model, &mut state, &prompt, 64).unwrap();
-    let start = state.snapshot(gpu).unwrap();
-    let mut step = || {
-        assert!(state.restore(gpu, &start).unwrap());
-        logits_in_chunks(&model, &mut state, &[7], 1).unwrap()
-    };
+    let (mut sequences, start) = behind_a_prompt(&model);
+    let mut step = || next_logits(&mut sequences, start, 7);
     let first = step();
     for i in 1..repeats(gpu) {
         let same = step().iter().map(|v| v.to_bits()).eq(first.iter().map(|v| v.to_bits()));
         assert!(same, "{}, {}: run {i} differs", folder.display(), gpu.description());
-    }
-}
-
-/// Where single tokens of a few sequences are sooner done one after the other, each gets the bits
-/// that it would get alone.
-#[test]
-fn company_changes_nothing_where_steps_are_single() {
-    let Some(gpu) = chained() else { return };
-    assert!(gpu.faster_alone() > 3);
-    // What compilers make of the kernels is all that differs between families, and takes software
-    // long.
-    for folder in families().into_iter().take(if thorough(&gpu) { 3 } else { 1 }) {
-        let model = Model::load(&checkpoint::Checkpoint::open(&folder).unwrap(), gpu.clone()).unwrap();
-        let begin = |length: u32| {
-            let mut state = model.state(CacheFloat::F16).unwrap();
-            logits_in_chunks(&model, &mut state, &(0..length).collect::<Vec<_>>(), 64).unwrap();
-            state
-        };
-        let lengths = [5, 40, 23];
-        let alone = lengths.map(|length| {
-            let mut state = begin(length);
-            [7, 8].map(|token| logits_in_chunks(&model, &mut state, &[token], 1).unwrap())
-        });
-        let mut states = lengths.map(begin);
-        for (step, token) in [7, 8].into_iter().enumerate() {
-            let tokens = [token];
-            let mut requests: Vec<_> = states
-                .iter_mut()
-                .map(|state| Request { tokens: &tokens, state, logits: Logits::Last })
-                .collect();
-            let together = gpu.read(&model.step(&mut requests).unwrap().unwrap()).unwrap();
-            let expected: Vec<f32> = alone.iter().flat_map(|steps| steps[step].clone()).collect();
-            assert!(together == expected, "{}, step {step}", folder.display());
-        }
     }
 }

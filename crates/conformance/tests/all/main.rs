@@ -9,4 +9,5 @@ mod forms;
 mod gpu;
 mod models;
 mod operations;
+mod pools;
 mod schedule;

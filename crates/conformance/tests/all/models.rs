@@ -3,11 +3,10 @@
 
 use backend::CacheFloat;
 use conformance::models::{
-    Fixture, checks, drafted_logits, fixtures, fixtures_folder, fresh_logits, logits_in_chunks,
-    relative_error,
+    Fixture, Sequences, checks, drafted_logits, fixtures, fixtures_folder, fresh_logits, relative_error,
 };
 use cpu::{Cpu, Numerics, Options};
-use models::{LayerImage, LayerShape, Model, State};
+use models::{LayerImage, LayerShape, Model};
 use store::{Store, StoreOptions};
 
 fn cpu(threads: usize) -> Cpu {
@@ -63,6 +62,11 @@ fn chunks_do_not_matter() {
 #[test]
 fn saved_and_loaded_states_continue_alike() {
     each(checks::saved_states);
+}
+
+#[test]
+fn forks_go_on_as_if_alone() {
+    each(checks::forks);
 }
 
 #[test]
@@ -170,43 +174,29 @@ fn names_and_layouts_do_not_matter() {
     assert!(pairs >= 5, "only {pairs} pairs");
 }
 
+/// Blocks that a window has passed are given back, and no others.
 #[test]
-fn a_window_bounds_its_cache() {
+fn a_window_bounds_its_blocks() {
     let fixture = Fixture::open(&fixtures_folder().join("gemma4-moe-4bit"));
     let model = Model::load(&fixture.checkpoint, cpu(2)).unwrap();
-    let mut state = model.state(CacheFloat::F32).unwrap();
-    logits_in_chunks(&model, &mut state, &fixture.ids, 8).unwrap();
-    let kept = |state: &State<Cpu>| {
-        let image = state.image(model.backend()).unwrap();
-        let tokens = image.layers.iter().map(|layer| match layer {
-            LayerImage::Kv(kv) => kv.len - kv.first,
-            LayerImage::Recurrent(_) => 0,
-        });
-        tokens.collect::<Vec<_>>()
-    };
-    let before = kept(&state);
-    for id in 0..200 {
-        logits_in_chunks(&model, &mut state, &[id % 100], 1).unwrap();
-    }
-    let windows = model.layer_shapes(CacheFloat::F32).into_iter().map(|shape| match shape {
-        LayerShape::Kv(kv) => kv.window,
-        LayerShape::Recurrent(_) => None,
-    });
+    let mut sequences = Sequences::new(&model, CacheFloat::F32).unwrap();
+    let slot = sequences.create().unwrap();
+    sequences.logits(slot, &fixture.ids, 8).unwrap();
+    let ids: Vec<u32> = (0..400).map(|id| id % 100).collect();
+    sequences.logits(slot, &ids, 1).unwrap();
+    let len = sequences.pool.len(slot);
+    let image = sequences.pool.save(model.backend(), slot).unwrap();
     let mut bounded = 0;
-    for ((before, after), window) in before.into_iter().zip(kept(&state)).zip(windows) {
-        match window {
-            // A window and the longest step that passed through it.
-            Some(window) => {
-                bounded += 1;
-                assert!(
-                    after <= before && after <= window + 8,
-                    "{before} tokens became {after}, window {window}"
-                );
-            }
-            None => assert_eq!(after, before + 200),
-        }
+    for (shape, image) in model.layer_shapes(CacheFloat::F32).iter().zip(&image.layers) {
+        let (LayerShape::Kv(shape), LayerImage::Kv(image)) = (shape, image) else { continue };
+        let seen = shape.window.map_or(0, |window| len + 1 - window);
+        assert_eq!((image.first, image.len), (seen / 64 * 64, len), "{shape:?}");
+        bounded += usize::from(image.first > 0);
     }
     assert!(bounded > 0);
+    let tables = sequences.pool.tables();
+    let held = (0..).map_while(|group| tables.table(slot, group)).map(|table| table.held.len());
+    assert!(held.clone().any(|blocks| blocks == len.div_ceil(64)), "{:?}", held.collect::<Vec<_>>());
 }
 
 #[test]

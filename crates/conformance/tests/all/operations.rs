@@ -84,6 +84,7 @@ fn every_operation_has_cases() {
         include_str!("../../../backend/src/blocks.rs"),
         include_str!("../../../backend/src/weights.rs"),
         include_str!("../../../backend/src/cache.rs"),
+        include_str!("../../../backend/src/run.rs"),
     ];
     let lines = sources.iter().flat_map(|source| source.lines());
     let operations = lines.filter_map(|line| line.strip_prefix("    fn ")).map(|rest| {
@@ -91,22 +92,26 @@ fn every_operation_has_cases() {
         &rest[..end]
     });
     // These are part of every other case, or only hand on what they are given.
-    let implied = ["free_memory", "prepare_batch", "read", "read_routes", "vector", "hidden", "tensor"];
+    let implied = [
+        "free_memory",
+        "prepare_batch",
+        "read",
+        "read_routes",
+        "vector",
+        "hidden",
+        "tensor",
+        "place_bytes",
+        "collect",
+    ];
     // These change no result; fixtures with experts on disk go through them.
     let hints = ["prefetch_experts", "prefetch"];
-    // These take nothing that can be wrong.
-    let always = [
-        "read_into",
-        "soft_cap",
-        "rope_table",
-        "kv_truncate",
-        "kv_save",
-        "kv_clone",
-        "recurrent_clone",
-        "recurrent_save",
-    ];
-    let images = ["kv_load", "recurrent_load"];
-    for operation in operations.filter(|o| ![&implied[..], &hints].concat().contains(o)) {
+    // These say something of the machine, or are no part of a step.
+    let others = ["description", "depth", "take_profile", "parallel_for", "background", "most_places"];
+    // These take nothing that can be wrong, or what a pool has checked.
+    let always =
+        ["read_into", "soft_cap", "rope_table", "grow", "copy", "clear", "save_kv", "save_state", "submit"];
+    let images = ["load_kv", "load_state"];
+    for operation in operations.filter(|o| ![&implied[..], &hints, &others].concat().contains(o)) {
         let of = |text: &str| names.iter().any(|n| n.starts_with(&format!("{operation}/{text}")));
         assert!(of(""), "no case for `{operation}`");
         let refusal = always.contains(&operation) || images.contains(&operation) && of("images that lie");

@@ -9,7 +9,7 @@ use checkpoint::{Checkpoint, TensorSpec};
 use conformance::models::{Fixture, fixtures_folder};
 use cpu::{Cpu, Numerics, Options};
 use engine::{
-    Engine, EngineOptions, Finish, Loop, Phase, Refused, SamplingParams, Scheduler, SchedulerOptions,
+    Engine, EngineOptions, Finish, Job, Loop, Phase, Refused, SamplingParams, Scheduler, SchedulerOptions,
     StepEvent, Trace, Update, Updates,
 };
 use models::Model;
@@ -312,24 +312,25 @@ fn memory_for_two_serves_many_one_after_the_other() {
     for name in FIXTURES {
         let single = engine(name, &exact());
         // For two while they are short, with the margin that each is granted.
-        let memory = 2 * (single.state_bytes(325) + 2 * single.snapshot_bytes());
+        let memory = 2 * (single.state_bytes(276) + single.recurrent_bytes());
         let options = EngineOptions { cache_memory: Some(memory), context: Some(400), ..exact() };
         let scheduler =
             Scheduler::start(engine(name, &options), SchedulerOptions::default()).expect("a thread");
         let prompts: Vec<Vec<u32>> =
-            (0..6u32).map(|i| (0..20 + i).map(|j| (i * 5 + j * 3) % 60).collect()).collect();
+            (0..4u32).map(|i| (0..20 + i).map(|j| (i * 5 + j * 3) % 60).collect()).collect();
         let answers: Vec<_> =
-            prompts.iter().map(|p| ask(&scheduler, p, 120, SamplingParams::greedy())).collect();
+            prompts.iter().map(|p| ask(&scheduler, p, 340, SamplingParams::greedy())).collect();
         for (prompt, answer) in prompts.iter().zip(answers) {
             assert_eq!(
                 wait(&answer).ids,
-                step_by_step(single.model(), prompt, 120, SamplingParams::greedy()),
+                step_by_step(single.model(), prompt, 340, SamplingParams::greedy()),
                 "{name}"
             );
         }
         scheduler.finish();
-        let windowed = name.starts_with("gemma");
-        assert!(windowed || scheduler.stats().preempted > 0, "{name}");
+        // Elsewhere a window does not grow, a place to return to is given up first, or a drafting head needs less.
+        let grows = name.starts_with("qwen3_moe");
+        assert!(!grows || scheduler.stats().preempted > 0, "{name}");
     }
 }
 
@@ -576,7 +577,7 @@ fn trace_steps<B: Backend>(engine: Engine<B>, depth: usize, speculate: bool) {
             assert!(ids[0].len() < 12 && !ids[0].contains(&end_ids[0]), "{ids:?}");
         } else {
             assert!(ids.iter().all(|ids| ids.len() == 12), "{ids:?}");
-            assert_eq!(most, if count == 1 { depth } else { 1 }, "{count} requests");
+            assert_eq!(most, depth, "{count} requests");
             end_ids = vec![ids[0][9]];
         }
     }
@@ -595,13 +596,13 @@ fn every_step_is_planned_submitted_collected_and_committed_once() {
     trace_steps(Engine::new(model, &exact()).expect("an engine"), 2, false);
 }
 
-/// Snapshots are memory too: those that a prompt leaves to return to, and those before draft tokens.
+/// Places to return to are memory too: those that a prompt leaves, and those before draft tokens.
 #[test]
-fn snapshots_count_as_memory() {
+fn recurrent_states_count_as_memory() {
     let name = "qwen3_5_moe-4bit";
     let single = engine(name, &exact());
-    // Prompts of 20 tokens with the margin that each is granted, and a snapshot of each kind.
-    let both = 2 * (single.state_bytes(300) + 2 * single.snapshot_bytes());
+    // Prompts of 20 tokens with the margin that each is granted, and a place to return to.
+    let both = 2 * (single.state_bytes(276) + single.recurrent_bytes());
     for (memory, expected) in [(both, 2), (both - 1, 1)] {
         let steps = Steps::default();
         let options = SchedulerOptions { trace: steps.trace(), ..SchedulerOptions::default() };
@@ -610,15 +611,59 @@ fn snapshots_count_as_memory() {
         let mut answers = Vec::new();
         for first in [1, 2] {
             let prompt: Vec<u32> = (0..20).map(|i| (first + i * 3) % 60).collect();
-            let (job, updates) = job(&prompt, 5, SamplingParams::greedy());
+            let (job, updates) = job(&prompt, 60, SamplingParams::greedy());
             requests.push(job).expect("a job");
             answers.push(updates);
         }
-        requests.run_until_idle();
+        let mut most_bytes = 0;
+        while !requests.is_idle() {
+            requests.step();
+            most_bytes = most_bytes.max(requests.stats().cache_bytes);
+        }
+        assert!(most_bytes <= memory, "{most_bytes} of {memory} bytes");
         let most = steps.take().iter().map(|event| event.sequences).max();
         assert_eq!(most, Some(expected), "{memory} bytes");
         assert_eq!(requests.stats().preempted, 0);
-        answers.iter().for_each(|answer| assert_eq!(wait(answer).ids.len(), 5));
+        answers.iter().for_each(|answer| assert_eq!(wait(answer).ids.len(), 60));
+        // Nothing is lost when nobody holds anything.
+        requests.clear();
+        assert_eq!(requests.stats().cache_bytes, 0);
+    }
+}
+
+/// What prompts have in common lies in memory once, while they run and when they are kept.
+#[test]
+fn a_prefix_shared_by_many_is_stored_once() {
+    for name in FIXTURES {
+        let single = engine(name, &exact());
+        let system: Vec<u32> = (0..256).map(|i| i * 7 % 61).collect();
+        let mut requests = Loop::new(engine(name, &exact()), SchedulerOptions::default());
+        let begin = |requests: &mut Loop<Cpu>, prompt: &[u32]| {
+            let (answer, updates) = job(prompt, 20, SamplingParams::greedy());
+            requests.push(Job { stable: system.len(), ..answer }).expect("a job");
+            updates
+        };
+        let first = begin(&mut requests, &[&system[..], &[1, 2]].concat());
+        while requests.stats().tokens == 0 {
+            requests.step();
+        }
+        let alone = requests.stats().cache_bytes;
+        let prompts: Vec<Vec<u32>> = (0..31).map(|i| [&system[..], &[i, 3]].concat()).collect();
+        let answers: Vec<_> = prompts.iter().map(|prompt| begin(&mut requests, prompt)).collect();
+        requests.step();
+        requests.step();
+        let (all, each) = (requests.stats().cache_bytes, single.state_bytes(258));
+        println!("{name}: 32 sequences of {each} bytes take {all} together, one of them {alone}");
+        // A block of its own, and a state with two places to return to.
+        let own = single.state_bytes(64) + 2 * single.recurrent_bytes();
+        assert!(all <= alone + 31 * own, "{name}: {all} bytes");
+        requests.run_until_idle();
+        assert!(requests.stats().reused_tokens >= 31 * 256, "{name}");
+        wait(&first);
+        for (prompt, answer) in prompts.iter().zip(answers) {
+            let expected = step_by_step(single.model(), prompt, 20, SamplingParams::greedy());
+            assert_eq!(wait(&answer).ids, expected, "{name}");
+        }
     }
 }
 

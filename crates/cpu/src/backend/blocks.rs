@@ -4,7 +4,8 @@ use ::backend::{Batch, Blocks, Checked, GatedDelta, Handle, LatentAttention, Moe
 
 use crate::ops::gdn;
 use crate::ops::latent::{Latent, Widths};
-use crate::{Cpu, KvCache, Recurrent, Tensor};
+use crate::slabs::Cached;
+use crate::{Cpu, Slabs, Tensor};
 
 impl Cpu {
     /// Latent attention from queries to values, in whichever form takes less work.
@@ -13,7 +14,7 @@ impl Cpu {
         [q, q_pe]: [&Tensor; 2],
         w: &LatentAttention<Self>,
         batch: &Batch<Self>,
-        caches: &[&KvCache],
+        caches: &[Cached<'_>],
     ) -> Tensor {
         let _time = self.time("latent_attention");
         let [embed, unembed] = [&w.embed_q, &w.unembed_out].map(|matrices| matrices.shape().matrix);
@@ -49,12 +50,13 @@ impl Blocks for Cpu {
         h: Tensor,
         w: &LatentAttention<Self>,
         batch: &Batch<Self>,
-        caches: &mut [&mut KvCache],
+        slabs: &mut Slabs,
+        layer: usize,
     ) -> Result<Tensor> {
         let b = &Checked(self);
         let [q, kv] = reference::latent_projections(b, &h, w)?;
-        let [q, q_pe] = reference::latent_append(b, [&q, &kv], w, batch, caches)?;
-        let caches: Vec<&KvCache> = caches.iter().map(|cache| &**cache).collect();
+        let [q, q_pe] = reference::latent_append(b, [&q, &kv], w, batch, slabs, layer)?;
+        let caches = slabs.kv(layer)?.of(batch.spans(), batch.tables().of(layer));
         let y = self.latent_values([&q, &q_pe], w, batch, &caches);
         b.matmul_add(&y, &w.out, h)
     }
@@ -65,10 +67,12 @@ impl Blocks for Cpu {
         h: Tensor,
         w: &GatedDelta<Self>,
         batch: &Batch<Self>,
-        states: &mut [&mut Recurrent],
+        slabs: &mut Slabs,
+        layer: usize,
     ) -> Result<Tensor> {
         reference::gated_delta_with(&Checked(self), h, w, |inputs| {
             let _time = self.time("gated_delta");
+            let states = &mut slabs.recurrent_mut(layer)?.of(batch.spans())?;
             let rows = [inputs.qkv.values(), inputs.a.values(), inputs.b.values()];
             Ok(self.fill(batch.rows(), w.shape.value_total(), |y| {
                 gdn::gated_delta(&self.machine, rows, &w.shape, &w.vectors, batch.spans(), states, y);

@@ -5,11 +5,19 @@ mod ops;
 mod run;
 mod weights;
 
-use ::backend::{Batch, Handle, Result, Shape};
+use ::backend::{Handle, Result, Shape};
 
 use crate::ops::product;
+use crate::ops::rope::Turns;
 use crate::profile::Running;
-use crate::{Cpu, HeadMatrices, KvCache, Tensor};
+use crate::{Cpu, HeadMatrices, Tensor};
+
+/// What a batch keeps here.
+pub struct BatchData {
+    /// Its tokens, with those that were last chosen for their slots.
+    tokens: Vec<u32>,
+    turns: Turns,
+}
 
 impl Cpu {
     /// Measures the time of an operation, where that is wanted, until what it returns is dropped. Only in methods that
@@ -29,27 +37,6 @@ impl Cpu {
     fn change(&self, mut x: Tensor, change: impl FnOnce(&mut [f32])) -> Tensor {
         change(x.values_mut());
         x
-    }
-
-    /// Appends to every cache or, when memory for one is refused, to none; `row(t)` gives the two parts of a key, and
-    /// a value.
-    fn append<'a>(
-        &self,
-        batch: &Batch<Self>,
-        caches: &mut [&mut KvCache],
-        row: impl Fn(usize) -> ([&'a [f32]; 2], &'a [f32]) + Sync,
-    ) -> Result<()> {
-        for (span, cache) in batch.spans().iter().zip(caches.iter_mut()) {
-            cache.reserve(span.len)?;
-        }
-        // A task writes to a few of the caches.
-        let few = caches.len().div_ceil(2 * self.machine.pool.threads());
-        self.machine.pool.pieces(caches, few, |i, caches| {
-            for (span, cache) in batch.spans()[i * few..].iter().zip(caches) {
-                span.rows().map(&row).for_each(|(key, value)| cache.push(key, value));
-            }
-        });
-        Ok(())
     }
 
     fn head_matmul(&self, x: &Tensor, weights: &HeadMatrices) -> Result<Tensor> {

@@ -2,24 +2,34 @@
 
 use ::backend::{
     Activation, Batch, GdnShape, GdnVectors, Handle, LatentScores, Ops, Result, Routing, Scores, Shape,
-    Shared, Span, largest_allowed,
+    Shared, Span, StepTables, check, largest_allowed,
 };
 use checkpoint::Weight;
 
 use crate::arena::Buffer;
 use crate::ops::attention::Grouped;
 use crate::ops::latent::Absorbed;
+use crate::ops::rope::Turns;
 use crate::ops::{elementwise, experts, gdn, layout, norm, product, rope, route};
-use crate::{Cpu, Experts, HeadMatrices, KvCache, Linear, Recurrent, Routes, Tensor, Turns};
+use crate::{BatchData, Cpu, Experts, HeadMatrices, Linear, Routes, Slabs, Tensor};
 
 impl Ops for Cpu {
     type Routes = Routes;
-    type KvCache = KvCache;
-    type Recurrent = Recurrent;
-    type BatchData = Turns;
+    type Slabs = Slabs;
+    type BatchData = BatchData;
 
-    fn prepare_batch(&self, _tokens: &[u32], _spans: &[Span]) -> Result<Turns> {
-        Ok(Turns::default())
+    fn prepare_batch(
+        &self,
+        tokens: &[u32],
+        spans: &[Span],
+        _tables: &StepTables,
+        slabs: &Slabs,
+    ) -> Result<BatchData> {
+        let mut tokens = tokens.to_vec();
+        for span in spans.iter().filter(|span| span.follows) {
+            tokens[span.row] = slabs.last(span.slot)?;
+        }
+        Ok(BatchData { tokens, turns: Turns::default() })
     }
 
     fn upload(&self, rows: usize, cols: usize, values: &[f32]) -> Result<Tensor> {
@@ -121,10 +131,11 @@ impl Ops for Cpu {
 
     fn embed(&self, table: &Linear, batch: &Batch<Self>, scale: f32) -> Result<Tensor> {
         let _time = self.time("embed");
+        // Those that only this machine knows among them.
+        let tokens = &batch.data().tokens;
+        check::embed(table.shape(), tokens)?;
         let table = table.only();
-        Ok(self.fill(batch.rows(), table.cols, |y| {
-            product::embed(&self.machine, table, batch.tokens(), scale, y)
-        }))
+        Ok(self.fill(tokens.len(), table.cols, |y| product::embed(&self.machine, table, tokens, scale, y)))
     }
 
     fn matmuls(&self, x: &Tensor, weights: &Linear) -> Result<Vec<Tensor>> {
@@ -204,7 +215,9 @@ impl Ops for Cpu {
         let _time = self.time("rope");
         let cols = x.shape().cols;
         let width = cols / heads;
-        Ok(self.change(x, |x| rope::rope(&self.machine, x, cols, width, spec, batch.data(), batch.spans())))
+        Ok(self.change(x, |x| {
+            rope::rope(&self.machine, x, cols, width, spec, &batch.data().turns, batch.spans())
+        }))
     }
 
     fn kv_append(
@@ -212,18 +225,28 @@ impl Ops for Cpu {
         k: &Tensor,
         v: &Tensor,
         batch: &Batch<Self>,
-        caches: &mut [&mut KvCache],
+        slabs: &mut Slabs,
+        layer: usize,
     ) -> Result<()> {
         let _time = self.time("kv_append");
-        self.append(batch, caches, |t| ([k.row(t), &[]], v.row(t)))
+        let (kv, tables) = (slabs.kv_mut(layer)?, batch.tables().of(layer));
+        kv.append(&self.machine.pool, batch.spans(), tables, |t| ([k.row(t), &[]], v.row(t)))
     }
 
-    fn sdpa(&self, q: &Tensor, batch: &Batch<Self>, caches: &[&KvCache], scores: &Scores) -> Result<Tensor> {
+    fn sdpa(
+        &self,
+        q: &Tensor,
+        batch: &Batch<Self>,
+        slabs: &Slabs,
+        layer: usize,
+        scores: &Scores,
+    ) -> Result<Tensor> {
         let _time = self.time("sdpa");
-        let Some(shape) = caches.first().map(|cache| cache.shape) else { return Ok(q.clone()) };
-        let group = scores.heads / shape.heads;
-        let layer = Grouped { q: q.values(), spans: batch.spans(), caches, scores: *scores, group };
-        Ok(self.fill(batch.rows(), scores.heads * shape.value_dim, |y| layer.run(&self.machine, y)))
+        let (kv, spans) = (slabs.kv(layer)?, batch.spans());
+        let group = scores.heads / kv.shape().heads;
+        let caches = &kv.of(spans, batch.tables().of(layer));
+        let layer = Grouped { q: q.values(), spans, caches, scores: *scores, group };
+        Ok(self.fill(batch.rows(), scores.heads * kv.shape().value_dim, |y| layer.run(&self.machine, y)))
     }
 
     fn mla_absorb_q(&self, q: &Tensor, weights: &HeadMatrices) -> Result<Tensor> {
@@ -236,10 +259,12 @@ impl Ops for Cpu {
         latent: &Tensor,
         k_pe: &Tensor,
         batch: &Batch<Self>,
-        caches: &mut [&mut KvCache],
+        slabs: &mut Slabs,
+        layer: usize,
     ) -> Result<()> {
         let _time = self.time("mla_append");
-        self.append(batch, caches, |t| ([latent.row(t), k_pe.row(t)], &[]))
+        let (kv, tables) = (slabs.kv_mut(layer)?, batch.tables().of(layer));
+        kv.append(&self.machine.pool, batch.spans(), tables, |t| ([latent.row(t), k_pe.row(t)], &[]))
     }
 
     fn mla_attention(
@@ -247,12 +272,14 @@ impl Ops for Cpu {
         q: &Tensor,
         q_pe: &Tensor,
         batch: &Batch<Self>,
-        caches: &[&KvCache],
+        slabs: &Slabs,
+        layer: usize,
         scores: &LatentScores,
     ) -> Result<Tensor> {
         let _time = self.time("mla_attention");
         let [rank, pe] = [q, q_pe].map(|x| x.shape().cols / scores.heads);
         let spans = batch.spans();
+        let caches = &slabs.kv(layer)?.of(spans, batch.tables().of(layer));
         let layer = Absorbed { q: q.values(), q_pe: q_pe.values(), spans, caches, scores: *scores, rank, pe };
         Ok(self.fill(batch.rows(), q.shape().cols, |y| layer.run(&self.machine, y)))
     }
@@ -333,13 +360,15 @@ impl Ops for Cpu {
         x: &Tensor,
         w: &Tensor,
         batch: &Batch<Self>,
-        states: &mut [&mut Recurrent],
+        slabs: &mut Slabs,
+        layer: usize,
     ) -> Result<Tensor> {
         let _time = self.time("conv_causal");
         let cols = x.shape().cols;
         let taps = w.turned(self.machine.set);
+        let states = slabs.recurrent_mut(layer)?.of(batch.spans())?;
         Ok(self.fill(batch.rows(), cols, |y| {
-            for (span, state) in batch.spans().iter().zip(states) {
+            for (span, mut state) in batch.spans().iter().zip(states) {
                 let y = &mut y[span.row * cols..][..span.len * cols];
                 gdn::conv_causal(&self.machine, x.rows(span.rows()), &taps, &mut state.window, y);
             }
@@ -368,21 +397,18 @@ impl Ops for Cpu {
         g: &Tensor,
         beta: &Tensor,
         batch: &Batch<Self>,
-        states: &mut [&mut Recurrent],
+        slabs: &mut Slabs,
+        layer: usize,
     ) -> Result<Tensor> {
         let _time = self.time("gdn");
-        let width = states.first().map_or(0, |state| state.shape.value_total());
+        let layer = slabs.recurrent_mut(layer)?;
+        let shape = layer.shape();
+        let (states, width) = (layer.of(batch.spans())?, shape.value_total());
         Ok(self.fill(batch.rows(), width, |y| {
             for (span, state) in batch.spans().iter().zip(states) {
                 let y = &mut y[span.row * width..][..span.len * width];
-                gdn::recurrence(
-                    &self.machine,
-                    qkv.rows(span.rows()),
-                    g.rows(span.rows()),
-                    beta.rows(span.rows()),
-                    state,
-                    y,
-                );
+                let [qkv, g, beta] = [qkv, g, beta].map(|x| x.rows(span.rows()));
+                gdn::recurrence(&self.machine, qkv, [g, beta], shape, state.matrices, y);
             }
         }))
     }

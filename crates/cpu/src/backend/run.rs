@@ -1,51 +1,70 @@
-//! Caches, and how steps run.
+//! Memory of caches, and how steps run.
 
-use ::backend::{Cache, GdnShape, KvImage, KvShape, OperationTime, RecurrentImage, Result, Run, check};
+use std::ops::Range;
+
+use ::backend::pool::{Copies, LayerShape, Layers, Places, Table};
+use ::backend::sampling::counting;
+use ::backend::{
+    Cache, Choice, Handle, KvImage, OperationTime, RecurrentImage, Result, Run, Sampled, check, choose,
+};
 
 use crate::profile::Profile;
-use crate::{Cpu, KvCache, Numerics, Recurrent};
+use crate::{Cpu, Numerics, Slabs, Tensor, slabs};
 
 impl Cache for Cpu {
-    fn kv_cache(&self, shape: &KvShape) -> Result<KvCache> {
-        check::kv_shape(shape)?;
-        Ok(KvCache::new(shape, self.machine.numerics))
+    fn place_bytes(&self, shape: &LayerShape) -> u64 {
+        slabs::place_bytes(shape, self.machine.numerics)
     }
 
-    fn kv_truncate(&self, cache: &mut KvCache, len: usize) -> Result<bool> {
-        Ok(cache.truncate(len))
+    fn slabs(&self, layers: &Layers) -> Result<Slabs> {
+        Ok(Slabs::new(layers, self.machine.numerics))
     }
 
-    fn kv_save(&self, cache: &KvCache) -> Result<KvImage> {
-        Ok(cache.image())
+    fn grow(&self, slabs: &mut Slabs, places: &Places) -> Result<()> {
+        let _time = self.time("grow");
+        slabs.grow(&self.machine.pool, places)
     }
 
-    fn kv_load(&self, shape: &KvShape, image: &KvImage) -> Result<KvCache> {
-        let tokens = check::kv_image(shape, image)?;
-        KvCache::from_image(shape, self.machine.numerics, image, tokens)
+    fn copy(&self, slabs: &mut Slabs, copies: &Copies) -> Result<()> {
+        let _time = self.time("copy");
+        slabs.copy(&self.machine.pool, copies)
     }
 
-    fn recurrent(&self, shape: &GdnShape) -> Result<Recurrent> {
-        check::gdn_shape("recurrent", shape)?;
-        Ok(Recurrent::new(&self.machine.arena, shape))
+    fn clear(&self, slabs: &mut Slabs, row: u32) -> Result<()> {
+        slabs.clear(&self.machine.pool, row)
     }
 
-    fn recurrent_clone(&self, state: &Recurrent) -> Result<Recurrent> {
-        Ok(state.duplicate())
+    fn save_kv(
+        &self,
+        slabs: &Slabs,
+        layer: usize,
+        table: &Table,
+        positions: Range<usize>,
+    ) -> Result<KvImage> {
+        Ok(slabs.kv(layer)?.save(table, positions))
     }
 
-    fn recurrent_save(&self, state: &Recurrent) -> Result<RecurrentImage> {
-        Ok(state.image())
+    fn load_kv(&self, slabs: &mut Slabs, layer: usize, table: &Table, image: &KvImage) -> Result<()> {
+        let kv = slabs.kv_mut(layer)?;
+        check::kv_image(kv.shape(), image)?;
+        kv.load(table, image);
+        Ok(())
     }
 
-    fn recurrent_load(&self, shape: &GdnShape, image: &RecurrentImage) -> Result<Recurrent> {
-        check::recurrent_image(shape, image)?;
-        Ok(Recurrent::from_image(&self.machine.arena, shape, image))
+    fn save_state(&self, slabs: &Slabs, layer: usize, row: u32) -> Result<RecurrentImage> {
+        Ok(slabs.recurrent(layer)?.save(row))
+    }
+
+    fn load_state(&self, slabs: &mut Slabs, layer: usize, row: u32, image: &RecurrentImage) -> Result<()> {
+        let recurrent = slabs.recurrent_mut(layer)?;
+        check::recurrent_image(&recurrent.shape(), image)?;
+        recurrent.load(row, image);
+        Ok(())
     }
 }
 
 impl Run for Cpu {
-    type Recorded = ();
-    type Chosen = ();
+    type Ticket = Vec<Sampled>;
 
     fn description(&self) -> String {
         let threads = self.machine.pool.threads();
@@ -54,6 +73,41 @@ impl Run for Cpu {
             Numerics::Exact => "exact",
         };
         format!("CPU, {threads} thread{}, {numerics} numerics", if threads == 1 { "" } else { "s" })
+    }
+
+    /// Chooses at once: what was called has been computed.
+    fn submit(
+        &self,
+        logits: Option<&Tensor>,
+        choices: &[Choice<'_>],
+        slabs: &mut Slabs,
+    ) -> Result<Vec<Sampled>> {
+        let Some(logits) = logits else { return Ok(Vec::new()) };
+        let _time = self.time("choose");
+        check::equal("submit", "the number of choices", choices.len(), logits.shape().rows)?;
+        let last = |choice: &Choice<'_>| match choice.slot.filter(|_| choice.counts_last) {
+            Some(slot) => slabs.last(slot).map(Some),
+            None => Ok(None),
+        };
+        let mut rows = choices.iter().map(|choice| Ok((last(choice)?, None))).collect::<Result<Vec<_>>>()?;
+        self.machine.pool.pieces(&mut rows, 1, |t, row| {
+            for (last, sampled) in row {
+                let adjusted = last.map(|last| counting(choices[t].adjusted, last));
+                let adjusted = adjusted.as_deref().unwrap_or(choices[t].adjusted);
+                *sampled = Some(choose(logits.row(t), &Choice { adjusted, ..choices[t] }));
+            }
+        });
+        let sampled: Vec<Sampled> = rows.into_iter().filter_map(|(_, sampled)| sampled).collect();
+        for (choice, sampled) in choices.iter().zip(&sampled) {
+            if let Some(slot) = choice.slot {
+                slabs.remember(slot, sampled.token);
+            }
+        }
+        Ok(sampled)
+    }
+
+    fn collect(&self, ticket: Vec<Sampled>) -> Result<Vec<Sampled>> {
+        Ok(ticket)
     }
 
     fn take_profile(&self) -> Vec<OperationTime> {

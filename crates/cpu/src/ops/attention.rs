@@ -7,13 +7,13 @@ use ::backend::{Scores, Span};
 use super::schedule::{self, Layer};
 use super::softmax::{Block, Source};
 use crate::Machine;
-use crate::cache::KvCache;
+use crate::slabs::Cached;
 
 /// One layer's attention for a batch.
 pub(crate) struct Grouped<'a> {
     pub q: &'a [f32],
     pub spans: &'a [Span],
-    pub caches: &'a [&'a KvCache],
+    pub caches: &'a [Cached<'a>],
     pub scores: Scores,
     pub group: usize,
 }
@@ -40,7 +40,7 @@ impl Layer for Grouped<'_> {
     }
 
     fn widths(&self) -> (usize, usize) {
-        (self.caches[0].shape.key_dim, self.caches[0].shape.value_dim)
+        self.source(0, 0).widths()
     }
 
     fn soft_cap(&self) -> Option<f32> {
@@ -69,13 +69,13 @@ impl Layer for Grouped<'_> {
 
 /// One head of a cache.
 pub(crate) struct Head<'a> {
-    cache: &'a KvCache,
+    cache: Cached<'a>,
     head: usize,
 }
 
 impl Source for Head<'_> {
     fn widths(&self) -> (usize, usize) {
-        (self.cache.shape.key_dim, self.cache.shape.value_dim)
+        (self.cache.shape().key_dim, self.cache.shape().value_dim)
     }
 
     fn read(&self, start: usize, n: usize) -> Block<'_> {

@@ -8,7 +8,7 @@ use super::norm::inverse_root;
 use super::{sigmoid, silu_lane};
 use crate::kernels::Set;
 use crate::pool::Parts;
-use crate::recurrent::{ROWS, Recurrent, Window, head_len};
+use crate::slabs::{ROWS, State, Window, head_len};
 use crate::vector::{Arch, vectorised};
 use crate::{Machine, Tensor};
 
@@ -16,7 +16,7 @@ use crate::{Machine, Tensor};
 const TOKENS: usize = 32;
 
 /// The input that a tap of the convolution meets at token `t` of the rows `x`.
-fn input<'a>(x: &'a [f32], past: &'a Window, t: usize, tap: usize) -> &'a [f32] {
+fn input<'a>(x: &'a [f32], past: &'a Window<'_>, t: usize, tap: usize) -> &'a [f32] {
     match (t + tap + 1).checked_sub(past.kernel()) {
         Some(row) => &x[row * past.channels()..][..past.channels()],
         None => past.input(t + tap),
@@ -24,7 +24,7 @@ fn input<'a>(x: &'a [f32], past: &'a Window, t: usize, tap: usize) -> &'a [f32] 
 }
 
 /// Channels `start..start + y.len()` of the convolution at token `t`; `taps` is `[kernel][channels]`.
-fn conv_row(set: Set, x: &[f32], taps: &[f32], past: &Window, t: usize, start: usize, y: &mut [f32]) {
+fn conv_row(set: Set, x: &[f32], taps: &[f32], past: &Window<'_>, t: usize, start: usize, y: &mut [f32]) {
     let of_tap = |tap: usize| [&taps[tap * past.channels() + start..], &input(x, past, t, tap)[start..]];
     if past.kernel() == 4 {
         return conv_four(set, [of_tap(0), of_tap(1), of_tap(2), of_tap(3)], y);
@@ -61,7 +61,7 @@ vectorised! {
 }
 
 /// Causal convolution and SiLU over the rows `x` of one span; the window moves on. `taps` is `[kernel][channels]`.
-pub(crate) fn conv_causal(machine: &Machine, x: &[f32], taps: &[f32], past: &mut Window, y: &mut [f32]) {
+pub(crate) fn conv_causal(machine: &Machine, x: &[f32], taps: &[f32], past: &mut Window<'_>, y: &mut [f32]) {
     let channels = past.channels();
     let window = &*past;
     machine.rows(y, channels, |first, rows| {
@@ -239,17 +239,16 @@ fn total(sums: &[[f32; ROWS]; 4]) -> [f32; ROWS] {
 pub(crate) fn recurrence(
     machine: &Machine,
     qkv: &[f32],
-    g: &[f32],
-    beta: &[f32],
-    state: &mut Recurrent,
+    [g, beta]: [&[f32]; 2],
+    shape: GdnShape,
+    matrices: &mut [f32],
     y: &mut [f32],
 ) {
-    let shape = state.shape;
     let GdnShape { value_heads: heads, key_dim: dk, value_dim: dv, .. } = shape;
     let (keys, channels) = (shape.key_total(), shape.channels());
     let n = g.len() / heads;
     let y = Parts::new(y);
-    machine.pool.pieces(&mut state.state, head_len(&shape), |h, head| {
+    machine.pool.pieces(matrices, head_len(&shape), |h, head| {
         let key_head = h / (heads / shape.key_heads);
         for start in (0..n).step_by(TOKENS) {
             let len = TOKENS.min(n - start);
@@ -277,7 +276,7 @@ pub(crate) fn recurrence(
 /// One span on its way through a layer's core.
 struct Part<'a> {
     rows: Span,
-    past: &'a Window,
+    past: &'a Window<'a>,
     /// The recurrent matrices of all heads.
     matrices: Parts<'a, f32>,
 }
@@ -297,7 +296,7 @@ pub(crate) fn gated_delta(
     shape: &GdnShape,
     vectors: &GdnVectors<Tensor>,
     spans: &[Span],
-    states: &mut [&mut Recurrent],
+    states: &mut [State<'_>],
     y: &mut [f32],
 ) {
     let shape = *shape;
@@ -305,8 +304,8 @@ pub(crate) fn gated_delta(
     let layer = Layer { machine, shape, x, a, b, taps, vectors, y: Parts::new(y) };
     let parts: Vec<Part<'_>> = (spans.iter().zip(&mut *states))
         .map(|(span, state)| {
-            let Recurrent { window, state, .. } = &mut **state;
-            Part { rows: *span, past: window, matrices: Parts::new(state) }
+            let State { window, matrices } = state;
+            Part { rows: *span, past: window, matrices: Parts::new(matrices) }
         })
         .collect();
     let whole = whole(machine, spans);

@@ -9,9 +9,9 @@ use super::product::head_products;
 use super::schedule::{self, Layer};
 use super::softmax::{self, BLOCK, Block, PIECE, Partial, Queries, ROWS, Source, Stored, Values, attend};
 use crate::Machine;
-use crate::cache::KvCache;
 use crate::kernels::Set;
 use crate::pool::Parts;
+use crate::slabs::Cached;
 use crate::weights::HeadMatrices;
 
 /// Widths of a latent layer.
@@ -42,7 +42,7 @@ pub(crate) struct Absorbed<'a> {
     pub q: &'a [f32],
     pub q_pe: &'a [f32],
     pub spans: &'a [Span],
-    pub caches: &'a [&'a KvCache],
+    pub caches: &'a [Cached<'a>],
     pub scores: LatentScores,
     pub rank: usize,
     pub pe: usize,
@@ -102,13 +102,13 @@ fn read_query(plain: &[f32], turned: &[f32], scale: f32, out: &mut [f32]) {
 
 /// A latent cache, read once for keys and values.
 pub(crate) struct Latents<'a> {
-    cache: &'a KvCache,
+    cache: Cached<'a>,
     rank: usize,
 }
 
 impl Source for Latents<'_> {
     fn widths(&self) -> (usize, usize) {
-        (self.cache.shape.key_dim, self.rank)
+        (self.cache.shape().key_dim, self.rank)
     }
 
     fn read(&self, start: usize, n: usize) -> Block<'_> {
@@ -125,7 +125,7 @@ pub(crate) struct Latent<'a> {
     pub q: &'a [f32],
     pub q_pe: &'a [f32],
     pub spans: &'a [Span],
-    pub caches: &'a [&'a KvCache],
+    pub caches: &'a [Cached<'a>],
     pub embed_q: &'a HeadMatrices,
     pub unembed_out: &'a HeadMatrices,
     pub scores: LatentScores,
@@ -134,7 +134,7 @@ pub(crate) struct Latent<'a> {
 
 impl Latent<'_> {
     pub fn run(&self, machine: &Machine, y: &mut [f32]) {
-        let pays = |(span, cache): (&Span, &&KvCache)| self.widths.expanding_pays(span.len, cache.len());
+        let pays = |(span, cache): (&Span, &Cached<'_>)| self.widths.expanding_pays(span.len, cache.len());
         if !self.spans.iter().zip(self.caches).any(pays) {
             return self.absorbed(machine, y);
         }
@@ -144,7 +144,7 @@ impl Latent<'_> {
             let rows = |x: usize| span.row * heads * x..(span.row + span.len) * heads * x;
             let (q, q_pe) = (&self.q[rows(nope)], &self.q_pe[rows(pe)]);
             let alone = [Span { row: 0, ..*span }];
-            let one = Latent { q, q_pe, spans: &alone, caches: &[cache], ..*self };
+            let one = Latent { q, q_pe, spans: &alone, caches: &[*cache], ..*self };
             if pays((span, cache)) {
                 one.expanded(machine, &mut y[rows(value)]);
             } else {

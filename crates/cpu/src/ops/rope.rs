@@ -16,7 +16,7 @@ struct Table {
 
 /// The tables of a batch: angles are costly, and all layers with one embedding turn by the same.
 #[derive(Default)]
-pub struct Turns(Mutex<Vec<Arc<Table>>>);
+pub(crate) struct Turns(Mutex<Vec<Arc<Table>>>);
 
 impl Turns {
     fn table(&self, machine: &Machine, spec: &RopeSpec, spans: &[Span]) -> Arc<Table> {

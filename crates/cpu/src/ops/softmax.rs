@@ -18,7 +18,7 @@ use crate::prefetch::prefetch;
 use crate::vector::{LANES, Lanes, exp, max_lanes, sum_lanes, vectorised};
 
 /// Positions of a block: their keys and values stay in the nearest caches.
-pub(crate) const BLOCK: usize = ::backend::KvShape::BLOCK;
+pub(crate) const BLOCK: usize = ::backend::pool::BLOCK;
 
 /// Positions of a piece: what one task takes of a long cache.
 pub(crate) const PIECE: usize = 256;

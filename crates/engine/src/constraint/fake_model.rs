@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::{Constraint, Tokenizer};
+use crate::{Constraint, Error, Tokenizer};
 
 /// Random numbers, the same in every run.
 pub struct Random(u64);
@@ -104,5 +104,17 @@ impl FakeModel<'_> {
             }
         }
         None
+    }
+}
+
+impl Constraint {
+    /// Sets the logits of all tokens that cannot come next to minus infinity.
+    pub(super) fn mask(&mut self, logits: &mut [f32]) -> Result<(), Error> {
+        let allowed = self.allowed()?;
+        let is_allowed =
+            |id: usize| allowed.as_slice().get(id / 32).is_some_and(|word| word >> (id % 32) & 1 == 1);
+        let forbidden = logits.iter_mut().enumerate().filter(|(id, _)| !is_allowed(*id));
+        forbidden.for_each(|(_, logit)| *logit = f32::NEG_INFINITY);
+        Ok(())
     }
 }

@@ -139,23 +139,29 @@ impl Constraint {
         Ok(self.allowed.insert(Arc::new(found)).clone())
     }
 
-    /// Sets the logits of all tokens that cannot come next to minus infinity.
-    pub fn mask(&mut self, logits: &mut [f32]) -> Result<(), Error> {
-        let allowed = self.allowed()?;
-        let allowed = allowed.as_slice();
-        let (known, padding) = logits.split_at_mut(self.vocabulary.width.min(logits.len()));
-        for (word, logits) in allowed.iter().zip(known.chunks_mut(u32::BITS as usize)) {
-            if *word == u32::MAX {
-                continue;
+    /// The same, and what can come after each of some tokens that it [allows](Self::allows).
+    pub(crate) fn allowed_with(&mut self, tokens: &[u32]) -> Result<Vec<Arc<SimpleVob>>, Error> {
+        let mut all = vec![self.allowed()?];
+        let mut ahead = 0;
+        for token in tokens {
+            if self.matcher.is_stopped() {
+                break;
             }
-            for (bit, logit) in logits.iter_mut().enumerate() {
-                if word >> bit & 1 == 0 {
-                    *logit = f32::NEG_INFINITY;
-                }
-            }
+            self.matcher.consume_token(*token).map_err(|e| self.broken(&e))?;
+            ahead += 1;
+            all.push(Arc::new(self.matcher.compute_mask_or_eos().map_err(|e| self.broken(&e))?));
         }
-        padding.fill(f32::NEG_INFINITY);
-        Ok(())
+        if ahead > 0 {
+            self.matcher.rollback(ahead).map_err(|e| self.broken(&e))?;
+        }
+        Ok(all)
+    }
+
+    /// How many of some tokens can come next, one after the other, without ending the answer.
+    pub(crate) fn allows(&mut self, tokens: &[u32]) -> usize {
+        let is_end = |id: &u32| self.vocabulary.end_ids.contains(id);
+        let tokens = &tokens[..tokens.iter().position(is_end).unwrap_or(tokens.len())];
+        self.matcher.validate_tokens(tokens).unwrap_or(0)
     }
 
     /// The token that comes next.

@@ -33,8 +33,6 @@ pub struct SamplingParams {
     /// Seed of the draw; without one, every sampler draws differently.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seed: Option<u64>,
-    /// Whether [`Sampled::logprob`](super::Sampled::logprob) is wanted; it costs a pass over the vocabulary.
-    pub logprobs: bool,
 }
 
 impl Default for SamplingParams {
@@ -50,7 +48,6 @@ impl Default for SamplingParams {
             top_p: 0.95,
             min_p: 0.0,
             seed: None,
-            logprobs: false,
         }
     }
 }
@@ -81,12 +78,9 @@ impl SamplingParams {
         Ok(())
     }
 
-    /// Whether the logits have to be changed before the filters.
+    /// Whether it matters which tokens came before.
     pub(super) fn has_penalties(&self) -> bool {
-        self.repetition_penalty != 1.0
-            || self.presence_penalty != 0.0
-            || self.frequency_penalty != 0.0
-            || !self.logit_bias.is_empty()
+        self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
 }
 

@@ -1,14 +1,12 @@
-//! The end of a step: tokens are chosen and told, drafts accepted or rejected, requests end.
+//! The end of a step: tokens are told, drafts accepted or rejected, requests end.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use backend::Backend;
 
-use super::device::{self, Collected};
+use super::device::Collected;
 use super::draft::draft;
 use super::job::{Finish, Update};
-use super::lock;
 use super::plan::Plan;
 use super::request::Request;
 use super::step_loop::Loop;
@@ -20,22 +18,20 @@ use crate::Error;
 pub(super) type Gains = Vec<(u64, Result<Gain, Error>)>;
 
 impl<B: Backend> Loop<B> {
-    /// Chooses the tokens of a step and tells them, accepts and rejects drafts, makes the next
-    /// ones, and ends requests that are over. `begun` is when the loop turned to this step.
+    /// Tells the tokens of a step, accepts and rejects drafts, makes the next ones, and ends requests that are over.
+    /// `begun` is when the loop turned to this step.
     pub(super) fn commit(&mut self, plan: Plan, collected: Collected<B>, begun: Instant) {
         let clock = self.trace.clock();
-        let mut gains = self.choose(&plan, &collected);
-        let supplied = self.supply();
+        let mut gains = self.tell(&plan, &collected);
         self.compute_masks(&gains);
         self.reject_drafts(&plan, &mut gains);
         let made = match &collected.hidden {
             // There is nothing to draft for a step that is under way already.
             Some(hidden) if self.in_flight.is_empty() => {
-                draft(&self.engine, &mut self.running, &plan, &gains, hidden, &self.costs).map(Some)
+                draft(&mut self.engine, &mut self.running, &plan, &gains, hidden, &self.costs).map(Some)
             }
             _ => Ok(self.has_head().then_some(0)),
         };
-        self.logits = collected.into_memory();
         if let (Ok(Some(made)), Some(checked), 0) = (&made, plan.head_drafts(), plan.prompt_tokens)
             && !gains.is_empty()
         {
@@ -45,51 +41,23 @@ impl<B: Backend> Loop<B> {
         for (request, gain) in gains {
             self.account(request, gain);
         }
-        if let Err(error) = supplied.and(made.map(|_| ())) {
+        if let Err(error) = made {
             self.fail_all(&error);
         }
         self.trace.tell(Phase::Commit, &plan, clock);
     }
 
-    /// Chooses the tokens of all requests, on the backend's threads.
-    fn choose(&mut self, plan: &Plan, collected: &Collected<B>) -> Gains {
+    /// Tells the tokens of all requests.
+    fn tell(&mut self, plan: &Plan, collected: &Collected<B>) -> Gains {
         let Self { engine, running, .. } = self;
-        let (b, context) = (engine.model().backend(), engine.context());
-        // Each is locked once: it is how threads get one request each.
-        let mut choices = Vec::with_capacity(plan.parts.len());
+        let (brought, context) = (collected.of(plan), engine.context());
+        let mut gains = Vec::with_capacity(plan.parts.len());
         for (part, request) in plan.with(running) {
-            let settled = request.settle(b, part).map(|()| Gain::default());
-            choices.push(Mutex::new((part, &mut request.writer, collected.rows(part), settled)));
-        }
-        b.parallel_for(choices.len(), &|i| {
-            let (part, writer, rows, gain) = &mut *lock(&choices[i]);
-            if gain.is_ok() {
-                *gain = writer.advance(part, rows, context);
-            }
-        });
-        let mut gains = Vec::with_capacity(choices.len());
-        for choice in choices {
-            let (part, _, _, gain) = choice.into_inner().unwrap_or_else(PoisonError::into_inner);
-            gains.push((part.request, gain));
+            let own = plan.parts.iter().position(|other| other.request == part.request);
+            let (sampled, logits) = own.map(|i| brought[i]).unwrap_or_default();
+            gains.push((part.request, request.writer.advance(part, sampled, logits, context)));
         }
         gains
-    }
-
-    /// Tells the step that is under way the token it follows.
-    fn supply(&mut self) -> Result<(), Error> {
-        let Some((mut plan, ticket)) = self.in_flight.pop_front() else { return Ok(()) };
-        let mut supplied = Ok(ticket);
-        for part in &mut plan.parts {
-            let is_its = |request: &&mut Request<B>| request.number == part.request;
-            let Some(request) = self.running.iter_mut().find(is_its) else { continue };
-            let token = request.writer.token_at(part.begin);
-            supplied = device::supply(&self.engine, supplied?, part, token).inspect_err(|_| {
-                // Its state counts a token that it has not seen.
-                request.sequence = None;
-            });
-        }
-        self.in_flight.push_front((plan, supplied?));
-        Ok(())
     }
 
     /// Has the next masks of constraints computed from here on, while others wait for this thread.
@@ -138,7 +106,7 @@ impl<B: Backend> Loop<B> {
             }
             Err(error) => {
                 // Its state is whole, but nobody knows what it would have said.
-                let request = self.remove(i);
+                let request = self.running.remove(i);
                 self.fail(request, error);
             }
         }
@@ -146,33 +114,23 @@ impl<B: Backend> Loop<B> {
 
     /// Ends a running request.
     pub(super) fn end(&mut self, i: usize, finish: Finish) {
-        let mut request = self.remove(i);
+        let mut request = self.running.remove(i);
         self.stats.finished += 1;
         self.stats.busy += request.writer.age();
         // The sequence is kept before the client hears of it: its next request may come at once.
-        if let Some(sequence) = request.sequence.take() {
-            self.prefixes.put(&self.engine, sequence);
+        if let Some(mut sequence) = request.sequence.take() {
+            // A step under way has seen the last token, and nothing that is not known.
+            sequence.tokens = request.writer.text();
+            sequence.tokens.truncate(sequence.len);
+            self.prefixes.put(&mut self.engine, sequence);
         }
         request.writer.finish(finish);
     }
 
-    /// Takes a request out. What the step under way brings it is nobody's any more, but its
-    /// sequence has seen the token of that step.
-    fn remove(&mut self, i: usize) -> Request<B> {
-        let mut request = self.running.remove(i);
-        for (plan, _) in &mut self.in_flight {
-            for part in plan.parts.iter().filter(|part| part.request == request.number) {
-                if let Some(sequence) = &mut request.sequence {
-                    sequence.tokens.extend_from_slice(&part.tokens);
-                }
-            }
-        }
-        request
-    }
-
-    pub(super) fn fail(&mut self, mut request: Request<B>, error: Error) {
+    pub(super) fn fail(&mut self, mut request: Request, error: Error) {
         self.stats.failed += 1;
         self.stats.finished += 1;
+        request.release(&mut self.engine);
         request.writer.job.listener.update(Update::Failed(error));
     }
 

@@ -1,163 +1,164 @@
-//! The device's side of a step: starts it, and reads what it brings. All that the loop knows of
-//! states and of how a backend looks ahead is here and in [`Sequence`](crate::sequence::Sequence).
-//!
-//! A step that follows one under way begins with a token that the host does not know. Where the
-//! device chooses it (greedy decoding), the step starts at once; else it is recorded, and starts
-//! when [`supply`] brings the token.
+//! The device's side of a step: starts it, has tokens chosen, and brings them.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use backend::{Backend, Checked, Handle};
+use backend::{Backend, Checked, Handle, Sampled, Tokens};
 use llguidance::toktrie::SimpleVob;
-use models::{Ahead, Logits, Stepped};
+use models::{Logits, Stepped};
 
+use super::lock;
 use super::plan::{Part, Plan};
 use super::request::Request;
-use super::writer::Row;
 use crate::{Engine, Error};
 
 /// A step under way.
-pub(super) enum Ticket<B: Backend> {
-    /// It runs.
-    Started {
-        /// The wanted logits, where there are any.
-        logits: Option<B::Tensor>,
-        /// The likeliest token by them, if the device was asked.
-        chosen: Option<B::Chosen>,
-        /// What a drafting head takes of every token, where there is such a head.
-        hidden: Option<B::Tensor>,
-    },
-    /// It waits for its token.
-    Recorded(Ahead<B>),
-}
-
-/// What the host wants of a step's logits.
-pub(super) struct Wanted {
-    /// So many of the largest, or all of them.
-    pub largest: Option<usize>,
-    /// For each row, the tokens that may be chosen, where not all may.
-    pub allowed: Vec<Option<Arc<SimpleVob>>>,
+pub(super) struct Ticket<B: Backend> {
+    ticket: B::Ticket,
+    /// Logits that somebody wants to be told.
+    logits: Option<B::Tensor>,
+    /// What a drafting head takes of every token, where there is such a head.
+    hidden: Option<B::Tensor>,
 }
 
 /// What a step has brought.
 pub(super) struct Collected<B: Backend> {
-    largest: Vec<Vec<(u32, f32)>>,
-    all: Vec<f32>,
+    /// The tokens of all parts, in their order.
+    sampled: Vec<Sampled>,
+    logits: Vec<f32>,
     width: usize,
     pub hidden: Option<B::Tensor>,
 }
 
-/// How many steps of so many requests may be under way.
-pub(super) fn depth<B: Backend>(engine: &Engine<B>, requests: usize) -> usize {
-    if requests == 1 && engine.model().records_ahead() { 2 } else { 1 }
-}
+/// What the next tokens of a request may be, one mask for each of its draws; none where all may.
+type Masks = Result<Vec<Arc<SimpleVob>>, Error>;
 
 /// Starts a step; with what a drafting head takes of it if that is `drafting`.
 pub(super) fn submit<B: Backend>(
-    engine: &Engine<B>,
+    engine: &mut Engine<B>,
     plan: &Plan,
-    running: &mut [Request<B>],
+    running: &mut [Request],
     drafting: bool,
 ) -> Result<Ticket<B>, Error> {
+    let Stepped { logits, hidden } = forward(engine, plan, running, drafting)?;
+    let scores = plan.parts.iter().any(|part| part.scores);
+    let chosen: Vec<usize> = plan.parts.iter().flat_map(Part::chosen_rows).collect();
+    let rows = plan.parts.last().map_or(0, |part| part.rows.end);
+    let (model, pools) = engine.model_and_pools();
+    let b = model.backend();
+    let from = match &logits {
+        Some(logits) if chosen.len() == rows => Some(logits.clone()),
+        Some(logits) if !chosen.is_empty() => Some(Checked(b).select_rows(logits, &chosen)?),
+        _ => None,
+    };
+    let masks = masks(b, plan, running, || {
+        // The model runs while they are computed.
+        b.submit(None, &[], pools.sequences().slabs_mut()).map(drop)
+    })?;
+    let mut choices = Vec::with_capacity(chosen.len());
+    for ((part, request), masks) in plan.with(running).zip(&masks) {
+        let (writer, slot) = (&request.writer, request.sequence.as_ref().map(|sequence| sequence.slot));
+        for (i, draw) in part.draws.iter().enumerate() {
+            let masks = masks.as_deref().unwrap_or_default();
+            let allowed = masks.get(i).or(masks.last()).map(|mask| mask.as_slice());
+            choices.push(writer.sampler.choice(draw, slot, allowed, writer.job.logprobs));
+        }
+    }
+    let ticket = b.submit(from.as_ref(), &choices, pools.sequences().slabs_mut())?;
+    drop(choices);
+    for ((_, request), masks) in plan.with(running).zip(masks) {
+        if let Err(error) = masks {
+            request.writer.broken = Some(error);
+        }
+    }
+    Ok(Ticket { ticket, logits: logits.filter(|_| scores), hidden })
+}
+
+/// Runs the model over the tokens of a step, and remembers the places that requests may return to.
+fn forward<B: Backend>(
+    engine: &mut Engine<B>,
+    plan: &Plan,
+    running: &mut [Request],
+    drafting: bool,
+) -> Result<Stepped<B>, Error> {
     let mut batch = Vec::with_capacity(plan.parts.len());
     for (part, request) in plan.with(running) {
         let Some(sequence) = &mut request.sequence else { continue };
-        if part.drafts > 0 {
-            sequence.begin_drafts(engine.model().backend())?;
-        }
         let logits = match part.rows.len() {
             0 => Logits::None,
             rows => Logits::Tail(rows),
         };
-        batch.push(models::Request { tokens: &part.tokens, state: &mut sequence.state, logits });
+        let tokens = if part.follows { Tokens::Last } else { Tokens::Ids(&part.tokens) };
+        batch.push(models::Request { slot: sequence.slot, tokens, logits });
+        sequence.len = part.end();
     }
-    let Stepped { logits, hidden } = match drafting {
-        true => engine.model().step_with_hidden(&mut batch)?,
-        false => Stepped { logits: engine.model().step(&mut batch)?, hidden: None },
+    let (model, pools) = engine.model_and_pools();
+    let pool = pools.sequences();
+    let stepped = match drafting {
+        true => model.step_with_hidden(pool, &batch)?,
+        false => Stepped { logits: model.step(pool, &batch)?, hidden: None },
     };
-    Ok(Ticket::Started { logits, chosen: None, hidden })
-}
-
-/// Starts or records the step of one request that follows the one under way.
-pub(super) fn submit_next<B: Backend>(
-    engine: &Engine<B>,
-    before: &mut Ticket<B>,
-    request: &mut Request<B>,
-) -> Result<Ticket<B>, Error> {
-    let model = engine.model();
-    let (Ticket::Started { logits: Some(logits), chosen, .. }, Some(sequence)) =
-        (before, &mut request.sequence)
-    else {
-        return Err(Error::Step { reason: "the step before brings no token".into() });
-    };
-    if !request.writer.takes_likeliest() {
-        return Ok(Ticket::Recorded(model.step_ahead(&mut sequence.state)?));
-    }
-    let present = match chosen {
-        Some(chosen) => chosen,
-        None => chosen.insert(model.backend().choose(logits)?),
-    };
-    let (logits, chosen) = model.step_chosen(present, &mut sequence.state)?;
-    Ok(Ticket::Started { logits: Some(logits), chosen: Some(chosen), hidden: None })
-}
-
-/// Tells a step the token that it follows, now that it is known.
-pub(super) fn supply<B: Backend>(
-    engine: &Engine<B>,
-    ticket: Ticket<B>,
-    part: &mut Part,
-    token: u32,
-) -> Result<Ticket<B>, Error> {
-    part.tokens[0] = token;
-    Ok(match ticket {
-        Ticket::Recorded(ahead) => {
-            let logits = Some(engine.model().start(ahead, token)?);
-            Ticket::Started { logits, chosen: None, hidden: None }
+    for (part, request) in plan.with(running) {
+        if let Some(sequence) = &mut request.sequence
+            && part.end() == request.writer.job.stable
+        {
+            sequence.mark(engine)?;
         }
-        started => started,
-    })
+    }
+    Ok(stepped)
 }
 
-/// Waits for what a step brings. `all` is memory that is used again.
-pub(super) fn collect<B: Backend>(
-    engine: &Engine<B>,
-    ticket: Ticket<B>,
-    wanted: &Wanted,
-    mut all: Vec<f32>,
-) -> Result<Collected<B>, Error> {
+/// The masks of all requests that have a constraint, on the backend's threads; `start` is called before the first.
+fn masks<B: Backend>(
+    b: &B,
+    plan: &Plan,
+    running: &mut [Request],
+    start: impl FnOnce() -> backend::Result<()>,
+) -> Result<Vec<Masks>, Error> {
+    let mut masks = Vec::with_capacity(plan.parts.len());
+    let mut constrained = Vec::new();
+    for (i, (part, request)) in plan.with(running).enumerate() {
+        masks.push(Ok(Vec::new()));
+        if let Some(constraint) = request.writer.constraint().filter(|_| !part.draws.is_empty()) {
+            constrained.push((i, part.draft_tokens(), constraint));
+        }
+    }
+    if constrained.is_empty() {
+        return Ok(masks);
+    }
+    start()?;
+    let found: Vec<Mutex<Masks>> = constrained.iter().map(|_| Mutex::new(Ok(Vec::new()))).collect();
+    b.parallel_for(constrained.len(), &|i| {
+        let (_, drafts, constraint) = &constrained[i];
+        *lock(&found[i]) = lock(constraint).allowed_with(drafts);
+    });
+    for ((i, ..), found) in constrained.iter().zip(found) {
+        masks[*i] = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+    }
+    Ok(masks)
+}
+
+/// Waits for what a step brings.
+pub(super) fn collect<B: Backend>(engine: &Engine<B>, ticket: Ticket<B>) -> Result<Collected<B>, Error> {
     let b = engine.model().backend();
-    all.clear();
-    let Ticket::Started { logits, chosen, hidden } = ticket else {
-        return Err(Error::Step { reason: "nobody has told it its token".into() });
+    let Ticket { ticket, logits, hidden } = ticket;
+    let sampled = b.collect(ticket)?;
+    let (logits, width) = match logits {
+        Some(logits) => (b.read(&logits)?, logits.shape().cols),
+        None => (Vec::new(), 0),
     };
-    let mut collected = Collected { largest: Vec::new(), all, width: 1, hidden };
-    let Some(logits) = logits else { return Ok(collected) };
-    match (wanted.largest, chosen) {
-        (Some(_), Some(chosen)) => collected.largest = vec![vec![b.read_chosen(chosen)?]],
-        (Some(k), None) => {
-            let words = wanted.allowed.iter().map(|words| words.as_ref().map(|w| w.as_slice()));
-            collected.largest = Checked(b).read_top(&logits, k, &words.collect::<Vec<_>>())?;
-        }
-        (None, _) => {
-            collected.width = logits.shape().cols.max(1);
-            b.read_into(&logits, &mut collected.all)?;
-        }
-    }
-    Ok(collected)
+    Ok(Collected { sampled, logits, width, hidden })
 }
 
 impl<B: Backend> Collected<B> {
-    /// The rows of logits of a part.
-    pub fn rows(&self, part: &Part) -> Vec<Row<'_>> {
-        let row = |row: usize| match self.largest.get(row) {
-            Some(largest) => Some(Row::Top(largest)),
-            None => self.all.get(row * self.width..(row + 1) * self.width).map(Row::All),
+    /// The tokens and the logits of each part of a step.
+    pub fn of<'a>(&'a self, plan: &Plan) -> Vec<(&'a [Sampled], &'a [f32])> {
+        let mut rest = &self.sampled[..];
+        let part = |part: &Part| {
+            let (own, others) = rest.split_at(part.draws.len().min(rest.len()));
+            rest = others;
+            let logits = self.logits.get(part.rows.start * self.width..part.rows.end * self.width);
+            (own, logits.filter(|_| part.scores).unwrap_or_default())
         };
-        part.rows.clone().filter_map(row).collect()
-    }
-
-    /// The memory to be used again.
-    pub fn into_memory(self) -> Vec<f32> {
-        self.all
+        plan.parts.iter().map(part).collect()
     }
 }

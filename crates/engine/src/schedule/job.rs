@@ -18,7 +18,7 @@ pub struct Job {
     pub max_tokens: Option<usize>,
     /// Tokens that end the answer.
     pub end_ids: Vec<u32>,
-    /// Sampler settings. `logprobs` in it is ignored.
+    /// How tokens are chosen.
     pub sampling: SamplingParams,
     /// What the answer must look like.
     pub constraint: Option<Constraint>,

@@ -102,8 +102,10 @@ pub struct Stats {
     pub accepted: u64,
     /// Steps of the model.
     pub steps: u64,
-    /// Bytes of states kept for later prompts.
+    /// Bytes kept for later prompts.
     pub prefix_bytes: u64,
+    /// Bytes of caches and recurrent states in use, what is kept included.
+    pub cache_bytes: u64,
 }
 
 /// A job as it was handed over.
@@ -116,7 +118,7 @@ struct Queued {
 impl Queued {
     fn new(job: Job, limits: Limits) -> Result<Self, Error> {
         limits.check(&job.prompt)?;
-        let sampler = Sampler::new(job.sampling.clone())?;
+        let sampler = Sampler::new(job.sampling.clone(), job.prompt.len())?;
         Ok(Self { job, sampler, since: Instant::now() })
     }
 }
@@ -153,7 +155,7 @@ impl Scheduler {
         let (jobs, received) = channel();
         let (limits, slots, queue) = (engine.limits(), options.slots.max(1), options.queue.max(1));
         let folder = options.prefix_folder.clone();
-        let prefix_memory = options.prefix_memory.min(engine.memory() / 2);
+        let prefix_memory = options.prefix_memory.min(engine.pools().budget() / 2);
         let options = SchedulerOptions { prefix_memory, ..options };
         let waiting = Arc::<AtomicUsize>::default();
         let shared = Arc::new(Shared {

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use backend::Backend;
 
-use crate::sequence::Sequence;
+use super::request::Request;
+use crate::sequence::{Sequence, common_prefix};
 use crate::{Engine, Error};
 
 /// A sequence that would lose more tokens than this by serving another prompt is copied instead.
@@ -17,9 +18,9 @@ const WORTH_KEEPING: usize = 256;
 const WORTH_SHARING: usize = 8;
 
 /// Sequences that nobody is writing, the least recently used first.
-pub(super) struct Prefixes<B: Backend> {
-    kept: VecDeque<Sequence<B>>,
-    /// Bytes of their states.
+pub(super) struct Prefixes {
+    kept: VecDeque<Sequence>,
+    /// Bytes that they take, what they share counted once.
     bytes: u64,
     /// Sequences of an earlier run, not read yet.
     saved: Vec<(PathBuf, Vec<u32>)>,
@@ -30,10 +31,18 @@ pub(super) struct Prefixes<B: Backend> {
     most: usize,
 }
 
-impl<B: Backend> Prefixes<B> {
+/// Where the beginning of a prompt is.
+enum Source {
+    Kept(usize),
+    /// A request that runs.
+    Running(usize),
+    Saved(usize),
+}
+
+impl Prefixes {
     /// Room for `most` sequences in so many bytes. Knows what an earlier run left in `folder`; a
     /// file that is no longer of use is passed over.
-    pub fn new(engine: &Engine<B>, memory: u64, most: usize, folder: Option<&Path>) -> Self {
+    pub fn new<B: Backend>(engine: &Engine<B>, memory: u64, most: usize, folder: Option<&Path>) -> Self {
         folder.into_iter().for_each(tidy);
         let entries =
             folder.and_then(|folder| std::fs::read_dir(folder).ok()).into_iter().flatten().flatten();
@@ -45,84 +54,132 @@ impl<B: Backend> Prefixes<B> {
         Self { kept: VecDeque::new(), bytes: 0, saved, files, memory, most }
     }
 
-    /// Bytes of the states.
+    /// Bytes that they take, what they share counted once.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
     /// The sequence that was kept last.
-    pub fn latest(&self) -> Option<&Sequence<B>> {
+    pub fn latest(&self) -> Option<&Sequence> {
         self.kept.back()
     }
 
-    /// The sequence that has the most in common with `prompt`, brought to a common beginning; an
-    /// empty one where there is none. The last token of the prompt is never part of it: somebody
-    /// has to ask for its logits. It is a copy only if all that is kept is within `free` bytes
-    /// beside it.
-    pub fn take(&mut self, engine: &Engine<B>, prompt: &[u32], free: u64) -> Result<Sequence<B>, Error> {
-        let b = engine.model().backend();
-        let reach = |sequence: &Sequence<B>| sequence.reachable(prompt).min(prompt.len() - 1);
-        let best = (0..self.kept.len()).max_by_key(|i| reach(&self.kept[*i]));
-        let best = best.map(|i| (i, reach(&self.kept[i]))).filter(|(_, shared)| *shared >= WORTH_SHARING);
-        let from_disk = |tokens: &[u32]| if prompt.starts_with(tokens) { tokens.len() } else { 0 };
-        let saved = (0..self.saved.len()).max_by_key(|i| from_disk(&self.saved[*i].1));
-        if let Some(i) = saved
-            && from_disk(&self.saved[i].1) > best.map_or(WORTH_SHARING, |(_, shared)| shared)
-        {
-            let (path, _) = self.saved.remove(i);
-            if let Ok(mut sequence) = engine.load(&path)
-                && self.rewind(engine, &mut sequence, prompt)? > 0
-            {
-                return Ok(sequence);
+    /// How many tokens of a prompt somebody has seen who can be forked there, or is of no other use. The last token of
+    /// the prompt is never one of them: somebody has to ask for its logits.
+    fn best<B: Backend>(
+        &self,
+        engine: &Engine<B>,
+        running: &[Request],
+        prompt: &[u32],
+    ) -> Option<(Source, usize)> {
+        let most = prompt.len() - 1;
+        let reach = |sequence: &Sequence, tokens: &[u32]| {
+            let common = common_prefix(tokens, prompt).min(sequence.len).min(most);
+            sequence.reachable(engine, common)
+        };
+        let kept = self.kept.iter().enumerate();
+        let kept = kept.map(|(i, sequence)| (Source::Kept(i), reach(sequence, &sequence.tokens)));
+        let running = running.iter().enumerate().filter_map(|(i, request)| {
+            Some((Source::Running(i), reach(request.sequence.as_ref()?, request.writer.tokens())))
+        });
+        let saved = self.saved.iter().enumerate().filter(|(_, (_, tokens))| prompt.starts_with(tokens));
+        let saved = saved.map(|(i, (_, tokens))| (Source::Saved(i), tokens.len().min(most)));
+        let worth = |(_, shared): &(Source, usize)| *shared >= WORTH_SHARING;
+        // Of equals the last: a kept sequence rather than a file, the latest rather than an old one.
+        saved.chain(running).chain(kept).filter(worth).max_by_key(|(_, shared)| *shared)
+    }
+
+    /// How many tokens of a request's prompt need not be computed.
+    pub fn longest<B: Backend>(&self, engine: &Engine<B>, running: &[Request], request: &Request) -> usize {
+        self.best(engine, running, request.writer.tokens()).map_or(0, |(_, shared)| shared)
+    }
+
+    /// A sequence that has seen the longest beginning of `prompt` that anybody knows; an empty one where there is none,
+    /// `None` where memory is missing.
+    pub fn take<B: Backend>(
+        &mut self,
+        engine: &mut Engine<B>,
+        running: &[Request],
+        prompt: &[u32],
+    ) -> Result<Option<Sequence>, Error> {
+        let begun = match self.best(engine, running, prompt) {
+            Some((Source::Kept(i), shared)) => self.take_kept(engine, i, &prompt[..shared])?,
+            Some((Source::Running(i), shared)) => match &running[i].sequence {
+                Some(sequence) => sequence.fork(engine, &prompt[..shared])?,
+                None => None,
+            },
+            Some((Source::Saved(i), shared)) => {
+                let (path, _) = self.saved.remove(i);
+                // What cannot be read is computed.
+                match engine.load(&path).ok().flatten() {
+                    Some(sequence) => sequence.rewind(engine, shared)?,
+                    None => None,
+                }
             }
+            None => None,
+        };
+        match begun {
+            Some(sequence) => Ok(Some(sequence)),
+            None => Sequence::create(engine),
         }
-        let Some((i, shared)) = best else { return engine.sequence() };
-        let loses = self.kept[i].tokens.len() - shared;
-        if loses > WORTH_KEEPING
+    }
+
+    /// A fork of a kept sequence, or the sequence itself where it loses little.
+    fn take_kept<B: Backend>(
+        &mut self,
+        engine: &mut Engine<B>,
+        i: usize,
+        shared: &[u32],
+    ) -> Result<Option<Sequence>, Error> {
+        if self.kept[i].len - shared.len() > WORTH_KEEPING
             && self.most > 1
-            && self.bytes <= free
-            && let Some(copy) = self.kept[i].copy(b, shared)?
+            && let Some(copy) = self.kept[i].fork(engine, shared)?
         {
-            return Ok(copy);
+            return Ok(Some(copy));
         }
-        let Some(mut sequence) = self.kept.remove(i) else { return engine.sequence() };
-        self.bytes -= sequence.bytes(engine);
-        self.rewind(engine, &mut sequence, prompt)?;
+        let Some(sequence) = self.kept.remove(i) else { return Ok(None) };
+        let sequence = sequence.rewind(engine, shared.len())?;
+        self.measure(engine);
         Ok(sequence)
     }
 
-    fn rewind(&self, engine: &Engine<B>, sequence: &mut Sequence<B>, prompt: &[u32]) -> Result<usize, Error> {
-        let shared = crate::common_prefix(&sequence.tokens, prompt).min(prompt.len() - 1);
-        sequence.rewind(engine.model().backend(), shared, || engine.fresh_state())
-    }
-
     /// Keeps a sequence. Another one that is the beginning of this is of no more use.
-    pub fn put(&mut self, engine: &Engine<B>, sequence: Sequence<B>) {
-        if sequence.tokens.is_empty() {
-            return;
+    pub fn put<B: Backend>(&mut self, engine: &mut Engine<B>, sequence: Sequence) {
+        if sequence.len == 0 || sequence.len != sequence.tokens.len() {
+            return sequence.release(engine);
         }
-        self.kept.retain(|other| {
-            let useful = !sequence.tokens.starts_with(&other.tokens);
-            self.bytes -= if useful { 0 } else { other.bytes(engine) };
-            useful
-        });
-        self.bytes += sequence.bytes(engine);
+        let of_use = |other: &Sequence| !sequence.tokens.starts_with(&other.tokens);
+        let (kept, beginnings): (Vec<_>, Vec<_>) = self.kept.drain(..).partition(of_use);
+        self.kept = kept.into();
+        beginnings.into_iter().for_each(|beginning| beginning.release(engine));
         self.kept.push_back(sequence);
+        self.measure(engine);
         self.shrink(engine, self.memory);
     }
 
     /// Gives up sequences until the rest takes at most `bytes`.
-    pub fn shrink(&mut self, engine: &Engine<B>, bytes: u64) {
-        while (self.bytes > bytes || self.kept.len() > self.most)
-            && let Some(oldest) = self.kept.pop_front()
-        {
-            self.bytes -= oldest.bytes(engine);
-        }
+    pub fn shrink<B: Backend>(&mut self, engine: &mut Engine<B>, bytes: u64) {
+        while (self.bytes > bytes || self.kept.len() > self.most) && self.drop_oldest(engine) {}
+    }
+
+    /// Gives up the least recently used sequence; whether there was one.
+    pub fn drop_oldest<B: Backend>(&mut self, engine: &mut Engine<B>) -> bool {
+        let Some(oldest) = self.kept.pop_front() else { return false };
+        oldest.release(engine);
+        self.measure(engine);
+        true
+    }
+
+    /// Counts the bytes of what is kept.
+    fn measure<B: Backend>(&mut self, engine: &Engine<B>) {
+        let drafts = self.kept.iter().filter_map(|sequence| Some(sequence.draft.as_ref()?.slot));
+        let slots = self.kept.iter().flat_map(Sequence::slots);
+        self.bytes = engine.pools().bytes_of(slots, drafts);
     }
 
     /// Writes all to `folder`, and removes this model's oldest files there beyond the memory for
     /// sequences. What cannot be written is lost, as it would be without a folder.
-    pub fn save(mut self, engine: &Engine<B>, folder: &Path) {
+    pub fn save<B: Backend>(mut self, engine: &Engine<B>, folder: &Path) {
         if std::fs::create_dir_all(folder).is_err() {
             return;
         }

@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 use backend::Backend;
 
 use super::costs::Costs;
-use super::device::{self, Collected, Ticket, Wanted};
+use super::device::{self, Collected, Ticket};
 use super::job::{Finish, Job};
 use super::plan::{Part, Plan};
 use super::prefix::Prefixes;
 use super::request::Request;
 use super::trace::{Phase, Trace};
 use super::{Queued, SchedulerOptions, Stats};
+use crate::sequence::Sequence;
 use crate::{Engine, Error};
 
 /// How long requests that decode may wait for the prompts of others.
@@ -38,11 +39,11 @@ pub struct Loop<B: Backend> {
     slots: usize,
     pub(super) speculate: bool,
     pub(super) trace: Trace,
-    waiting: VecDeque<Request<B>>,
-    pub(super) running: Vec<Request<B>>,
+    waiting: VecDeque<Request>,
+    pub(super) running: Vec<Request>,
     /// Steps under way, the oldest first; at most as many as the backend's depth.
     pub(super) in_flight: VecDeque<(Plan, Ticket<B>)>,
-    pub(super) prefixes: Prefixes<B>,
+    pub(super) prefixes: Prefixes,
     /// Requests that have arrived, for their numbers.
     arrived: u64,
     /// Requests that wait, those on their way to this thread included.
@@ -52,8 +53,6 @@ pub struct Loop<B: Backend> {
     /// What steps take with drafts of a drafting head and without.
     pub(super) costs: Costs,
     pub(super) stats: Stats,
-    /// Memory for logits, where all are needed.
-    pub(super) logits: Vec<f32>,
 }
 
 impl<B: Backend> Loop<B> {
@@ -64,7 +63,7 @@ impl<B: Backend> Loop<B> {
 
     /// A loop that counts in `queued` what waits: jobs are added by whoever hands them over.
     pub(super) fn counting(engine: Engine<B>, options: SchedulerOptions, queued: Arc<AtomicUsize>) -> Self {
-        let memory = options.prefix_memory.min(engine.memory());
+        let memory = options.prefix_memory.min(engine.pools().budget());
         let folder = options.prefix_folder.as_deref();
         Self {
             prefixes: Prefixes::new(&engine, memory, options.prefixes, folder),
@@ -80,7 +79,6 @@ impl<B: Backend> Loop<B> {
             pace: None,
             costs: Costs::default(),
             stats: Stats::default(),
-            logits: Vec::new(),
         }
     }
 
@@ -91,8 +89,9 @@ impl<B: Backend> Loop<B> {
 
     /// Counters since the start, and what is going on now.
     pub fn stats(&self) -> Stats {
-        let (waiting, running) = (self.waiting.len(), self.running.len());
-        Stats { waiting, running, prefix_bytes: self.prefixes.bytes(), ..self.stats }
+        let (waiting, running, pools) = (self.waiting.len(), self.running.len(), self.engine.pools());
+        let (prefix_bytes, cache_bytes) = (self.prefixes.bytes(), pools.used());
+        Stats { waiting, running, prefix_bytes, cache_bytes, ..self.stats }
     }
 
     /// Takes a job, or says why it cannot be done.
@@ -125,9 +124,8 @@ impl<B: Backend> Loop<B> {
     pub fn step(&mut self) {
         self.drop_cancelled();
         self.admit();
-        self.make_room();
         let begun = Instant::now();
-        while self.in_flight.len() < device::depth(&self.engine, self.running.len())
+        while self.in_flight.len() < self.engine.depth()
             && let Some(plan) = self.plan()
         {
             match self.submit(&plan) {
@@ -144,16 +142,22 @@ impl<B: Backend> Loop<B> {
 
     /// Forgets all kept sequences.
     pub fn clear(&mut self) {
-        self.prefixes.shrink(&self.engine, 0);
+        self.prefixes.shrink(&mut self.engine, 0);
     }
 
     /// Reads a sequence that [`save`](Self::save) wrote with the same model and kind of cache, and
     /// keeps it for prompts that begin with it. The result is its number of tokens.
     pub fn load(&mut self, path: &Path) -> Result<usize, Error> {
-        let sequence = self.engine.load(path)?;
-        let tokens = sequence.tokens.len();
-        self.prefixes.put(&self.engine, sequence);
-        Ok(tokens)
+        loop {
+            if let Some(sequence) = self.engine.load(path)? {
+                let len = sequence.len;
+                self.prefixes.put(&mut self.engine, sequence);
+                return Ok(len);
+            }
+            if !self.prefixes.drop_oldest(&mut self.engine) {
+                return Err(Error::CachesFull { bytes_for_caches: self.engine.pools().budget() });
+            }
+        }
     }
 
     /// Writes the sequence of the latest request that has ended, if it is kept, to a file; one that
@@ -172,7 +176,7 @@ impl<B: Backend> Loop<B> {
 
     /// Ends requests whose listener has gone.
     fn drop_cancelled(&mut self) {
-        let gone = |request: &Request<B>| request.writer.job.listener.is_gone();
+        let gone = |request: &Request| request.writer.job.listener.is_gone();
         for _ in 0..self.waiting.len() {
             match self.waiting.pop_front() {
                 Some(mut request) if gone(&request) => {
@@ -193,83 +197,156 @@ impl<B: Backend> Loop<B> {
         }
     }
 
-    /// Bytes that a request may take before the next look.
-    fn room(&self, request: &Request<B>) -> u64 {
-        request.bytes(&self.engine, MARGIN, self.speculate)
-    }
-
-    /// Bytes of all running requests.
-    fn used(&self) -> u64 {
-        self.running.iter().map(|request| self.room(request)).sum()
-    }
-
-    /// Begins waiting requests, the first come first, as long as there is room; not while a step is
-    /// under way, which they could not join.
+    /// Begins waiting requests, the first come first, as long as there is room for what running ones grow by, too.
     fn admit(&mut self) {
-        while self.in_flight.is_empty()
-            && self.running.len() < self.slots
+        while self.running.len() < self.slots
             && let Some(first) = self.waiting.front()
         {
-            let (needed, memory) = (self.used() + self.room(first), self.engine.memory());
-            if needed > memory && !self.running.is_empty() {
+            let scores = first.writer.job.prompt_logits;
+            let shared = if scores { 0 } else { self.prefixes.longest(&self.engine, &self.running, first) };
+            let running = self.running.iter().map(|request| (request, request.seen()));
+            let growth =
+                running.chain([(first, shared)]).map(|(r, seen)| r.growth(&self.engine, seen, MARGIN));
+            let needed: u64 = growth.fold(0, u64::saturating_add);
+            if needed > self.engine.pools().free().saturating_add(self.prefixes.bytes())
+                && !self.running.is_empty()
+            {
                 break;
             }
             let Some(mut request) = self.waiting.pop_front() else { break };
-            request.writer.begin();
-            self.queued.fetch_sub(1, Ordering::Relaxed);
-            let free = memory.saturating_sub(needed);
-            let sequence = match request.writer.job.prompt_logits {
-                true => self.engine.sequence(),
-                false => self.prefixes.take(&self.engine, request.writer.tokens(), free),
+            let begun = match scores {
+                true => Sequence::create(&mut self.engine),
+                false => self.prefixes.take(&mut self.engine, &self.running, request.writer.tokens()),
             };
-            match sequence {
-                Ok(sequence) => {
-                    request.writer.reused = sequence.tokens.len();
-                    self.stats.reused_tokens += sequence.tokens.len() as u64;
+            match begun {
+                Ok(Some(sequence)) => {
+                    request.writer.begin();
+                    self.queued.fetch_sub(1, Ordering::Relaxed);
+                    request.writer.reused = sequence.len;
+                    self.stats.reused_tokens += sequence.len as u64;
                     request.sequence = Some(sequence);
                     self.running.push(request);
                 }
-                Err(error) => self.fail(request, error),
+                Ok(None) => {
+                    self.waiting.push_front(request);
+                    if !self.give_way() {
+                        break;
+                    }
+                }
+                Err(error) => {
+                    self.queued.fetch_sub(1, Ordering::Relaxed);
+                    self.fail(request, error);
+                }
             }
-            self.prefixes.shrink(&self.engine, free);
         }
     }
 
-    /// Makes room for what running requests have grown by: first by what is kept for later, then by
-    /// preempting the latest request, which is computed again when there is room.
-    fn make_room(&mut self) {
-        let memory = self.engine.memory();
-        while self.in_flight.is_empty() && self.running.len() > 1 && self.used() > memory {
-            if let Some(mut request) = self.running.pop() {
-                request.sequence = None;
-                self.stats.preempted += 1;
-                self.waiting.push_front(request);
-                self.queued.fetch_add(1, Ordering::Relaxed);
+    /// Gives up what is kept for later, the least useful first; whether there was anything.
+    fn give_way(&mut self) -> bool {
+        let Self { prefixes, running, engine, .. } = self;
+        prefixes.drop_oldest(engine)
+            || running
+                .iter_mut()
+                .any(|request| request.sequence.as_mut().is_some_and(|sequence| sequence.forget_mark(engine)))
+    }
+
+    /// Makes room for the tokens of a step: first by what is kept for later, then by preempting the latest requests,
+    /// which are computed again when there is room.
+    fn reserve(&mut self, parts: &mut Vec<Part>) -> Result<(), Error> {
+        let mut i = 0;
+        while i < parts.len() {
+            let part = &mut parts[i];
+            let request = self.running.iter_mut().find(|request| request.number == part.request);
+            let Some(request) = request else {
+                parts.remove(i);
+                continue;
+            };
+            let Some(sequence) = &mut request.sequence else {
+                self.preempt(i);
+                continue;
+            };
+            if part.drafts > 0 && !sequence.begin_drafts(&mut self.engine)? {
+                part.cut_drafts(0);
+            }
+            let (slot, tokens) = (sequence.slot, part.tokens.len());
+            loop {
+                let (b, pools) = self.engine.parts();
+                if pools.sequences().reserve(b, slot, tokens)? {
+                    i += 1;
+                    break;
+                }
+                if self.give_way() {
+                    continue;
+                }
+                if self.running.len() == 1 {
+                    return Err(Error::CachesFull { bytes_for_caches: self.engine.pools().budget() });
+                }
+                self.preempt(self.running.len() - 1);
+                if i >= self.running.len() || self.running[i..].iter().all(|r| r.number != parts[i].request) {
+                    break;
+                }
             }
         }
-        let free = memory.saturating_sub(self.used());
-        self.prefixes.shrink(&self.engine, free);
+        Ok(())
+    }
+
+    /// Sets a running request aside until there is room for it.
+    fn preempt(&mut self, i: usize) {
+        let mut request = self.running.remove(i);
+        request.release(&mut self.engine);
+        self.stats.preempted += 1;
+        self.waiting.push_front(request);
+        self.queued.fetch_add(1, Ordering::Relaxed);
     }
 
     // ---- Plan ----
 
     /// The next step, if it can begin now.
     fn plan(&mut self) -> Option<Plan> {
-        if self.running.is_empty() {
+        if self.running.is_empty() || !self.can_go_on() {
             return None;
         }
         let clock = self.trace.clock();
-        let plan = match self.in_flight.back() {
-            None => self.plan_all(),
-            Some((before, _)) => self.plan_next(before)?,
-        };
+        let mut parts = self.plan_parts();
+        if let Err(error) = self.reserve(&mut parts) {
+            self.fail_all(&error);
+            return None;
+        }
+        if parts.is_empty() {
+            return None;
+        }
+        let plan = Plan::new(self.stats.steps + 1, parts);
         self.stats.steps += 1;
+        self.stats.drafted += plan.parts.iter().map(|part| part.drafts as u64).sum::<u64>();
         self.trace.tell(Phase::Plan, &plan, clock);
         Some(plan)
     }
 
-    fn number(&self) -> u64 {
-        self.stats.steps + 1
+    /// Whether a step can begin before those under way are over: where the next token of every request is known, or will
+    /// be chosen by then and nobody but the backend needs to know it.
+    fn can_go_on(&self) -> bool {
+        let Some((before, _)) = self.in_flight.back() else { return true };
+        let speculate = self.speculates();
+        self.running.iter().all(|request| {
+            let Some(part) = before.parts.iter().find(|part| part.request == request.number) else {
+                return true;
+            };
+            let writer = &request.writer;
+            match part.draws.len() {
+                0 => true,
+                1 if part.drafts == 0 => {
+                    writer.constraint().is_none()
+                        && !(speculate && writer.is_repeating(self.engine.context()))
+                        && (!self.has_head() || writer.is_without_head())
+                }
+                _ => false,
+            }
+        })
+    }
+
+    /// Whether draft tokens may be checked, as far as the running requests are concerned.
+    fn speculates(&self) -> bool {
+        self.speculate && self.running.len() <= FEW && self.running.iter().all(Request::is_decoding)
     }
 
     /// Tokens of prompts in the next step.
@@ -286,45 +363,33 @@ impl<B: Backend> Loop<B> {
     }
 
     /// The next tokens of every request. Prompts share their budget evenly.
-    fn plan_all(&mut self) -> Plan {
-        let (number, context) = (self.number(), self.engine.context());
+    fn plan_parts(&mut self) -> Vec<Part> {
+        let context = self.engine.context();
         let mut budget = self.prompt_budget();
         let mut prompts = self.running.iter().filter(|request| !request.is_decoding()).count();
-        let speculate = self.speculate && prompts == 0 && self.running.len() <= FEW;
-        let (mut parts, mut prompt_tokens) = (Vec::with_capacity(self.running.len()), 0);
+        let speculate = self.speculates() && self.in_flight.is_empty();
+        let mut parts = Vec::with_capacity(self.running.len());
         for request in &mut self.running {
             let (number, seen, unseen) = (request.number, request.seen(), request.unseen());
             if request.is_decoding() {
-                let part = request.writer.plan(number, seen, unseen, speculate, context);
-                self.stats.drafted += part.drafts as u64;
-                parts.push(part);
+                match unseen {
+                    // Whoever chooses its last token in a step under way is over then.
+                    0 if !request.writer.goes_on(context) => {}
+                    0 => parts.push(request.writer.plan_next(number, seen)),
+                    _ => parts.push(request.writer.plan(number, seen, unseen, speculate, context)),
+                }
                 continue;
             }
-            let part = request.writer.plan(number, seen, (budget / prompts).max(1), false, context);
-            budget = budget.saturating_sub(part.tokens.len());
+            if unseen > 0 {
+                let part = request.writer.plan(number, seen, (budget / prompts).max(1), false, context);
+                budget = budget.saturating_sub(part.tokens.len());
+                parts.push(Part { is_prompt: true, ..part });
+            } else if request.writer.goes_on(context) {
+                parts.push(request.writer.plan_next(number, seen));
+            }
             prompts -= 1;
-            prompt_tokens += part.tokens.len();
-            parts.push(part);
         }
-        Plan::new(number, parts, prompt_tokens)
-    }
-
-    /// The step after one under way, for the token that this will bring: for a request that is
-    /// alone, will go on, and has no draft tokens to check.
-    fn plan_next(&self, before: &Plan) -> Option<Plan> {
-        let ([request], [part]) = (&self.running[..], &before.parts[..]) else { return None };
-        let writer = &request.writer;
-        // A snapshot is a copy of the state, which must not be further then. The place to take one
-        // is in the prompt, which a request that decodes has behind it.
-        let goes_on = request.number == part.request
-            && request.is_decoding()
-            && part.rows.len() == 1
-            && part.drafts == 0
-            && writer.goes_on(self.speculate, self.engine.context());
-        if !goes_on || !self.waiting.is_empty() || (self.has_head() && !writer.is_without_head()) {
-            return None;
-        }
-        Some(Plan::new(self.number(), vec![writer.plan_next(request.number, part.end())], 0))
+        parts
     }
 
     /// Whether a drafting head makes drafts.
@@ -337,17 +402,12 @@ impl<B: Backend> Loop<B> {
     /// Starts a step.
     fn submit(&mut self, plan: &Plan) -> Result<Ticket<B>, Error> {
         let clock = self.trace.clock();
-        let Self { engine, running, in_flight, speculate, .. } = self;
-        let ticket = match (in_flight.back_mut(), &mut running[..]) {
-            (Some((_, before)), [request]) => device::submit_next(engine, before, request),
-            _ => {
-                // Masks of requests that decode are computed since their last token was chosen.
-                let b = engine.model().backend();
-                let prompts = running.iter().filter(|request| !request.is_decoding());
-                prompts.filter_map(Request::next_mask).for_each(|mask| b.background(mask));
-                device::submit(engine, plan, running, *speculate && plan.parts.len() <= FEW)
-            }
-        };
+        let Self { engine, running, speculate, .. } = self;
+        // Masks of requests that decode are computed since their last token was chosen.
+        let b = engine.model().backend();
+        let prompts = running.iter().filter(|request| !request.is_decoding());
+        prompts.filter_map(Request::next_mask).for_each(|mask| b.background(mask));
+        let ticket = device::submit(engine, plan, running, *speculate && plan.parts.len() <= FEW);
         self.trace.tell(Phase::Submit, plan, clock);
         ticket
     }
@@ -355,21 +415,7 @@ impl<B: Backend> Loop<B> {
     /// Waits for what a step brings.
     fn collect(&mut self, plan: &Plan, ticket: Ticket<B>) -> Result<Collected<B>, Error> {
         let clock = self.trace.clock();
-        let rows = plan.parts.last().map_or(0, |part| part.rows.end);
-        let mut wanted = Wanted { largest: Some(1), allowed: vec![None; rows] };
-        let asking = |(part, _): &(&Part, &mut Request<B>)| !part.rows.is_empty();
-        for (part, request) in plan.with(&mut self.running).filter(asking) {
-            // As many of the largest as suffice for everybody, or all.
-            let needed = request.writer.needed(part);
-            wanted.largest = wanted.largest.zip(needed).map(|(a, b)| a.max(b));
-        }
-        if wanted.largest.is_some() {
-            for (part, request) in plan.with(&mut self.running).filter(asking) {
-                wanted.allowed[part.rows.clone()].fill(request.writer.allowed());
-            }
-        }
-        let memory = std::mem::take(&mut self.logits);
-        let collected = device::collect(&self.engine, ticket, &wanted, memory);
+        let collected = device::collect(&self.engine, ticket);
         self.trace.tell(Phase::Collect, plan, clock);
         collected
     }

@@ -1,45 +1,33 @@
-//! The host's side of a request: chooses its tokens and tells them. It knows no backend, so that
-//! any thread may do it.
+//! The host's side of a request: says how its tokens are to be chosen, and tells them. It knows no backend.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use backend::largest_allowed;
-use llguidance::toktrie::SimpleVob;
+use backend::Sampled;
 
 use super::costs::{Costs, Trust};
 use super::job::{Finish, Job, Timing, TokenUpdate, Update};
 use super::lookup::Lookup;
 use super::plan::Part;
 use super::{Queued, lock};
-use crate::sampling::log_probability;
-use crate::{Constraint, Error, Sampler, top_logprobs};
-
-/// Logits of one token, as much of them as is needed.
-#[derive(Clone, Copy)]
-pub(super) enum Row<'a> {
-    /// All of them.
-    All(&'a [f32]),
-    /// The largest of those that may be chosen, largest first.
-    Top(&'a [(u32, f32)]),
-}
+use crate::{Constraint, Error, Sampler, check_sampled};
 
 /// The tokens of a request and how the next is chosen.
 pub(super) struct Writer {
     pub job: Job,
-    sampler: Sampler,
+    pub sampler: Sampler,
     /// Shared with whoever computes its next mask while a step runs.
     constraint: Option<Arc<Mutex<Constraint>>>,
     /// Prompt and answer. What the model has not seen yet is what the sequence lacks of them.
     tokens: Vec<u32>,
     /// The token that ended the answer, which is not part of it.
     ended_by: Option<u32>,
+    /// Why its constraint cannot go on, if it cannot.
+    pub broken: Option<Error>,
     lookup: Lookup,
     /// Draft tokens of a drafting head for the next step, and how its drafts fared.
     drafted: Vec<u32>,
     trust: Trust,
-    /// Logits with those of forbidden tokens at minus infinity, where all are needed.
-    masked: Vec<f32>,
     /// Tokens of the prompt whose logits have been told.
     scored: usize,
     /// Tokens of the prompt that did not have to be computed.
@@ -63,10 +51,9 @@ pub(super) struct Gain {
 
 impl Writer {
     pub fn new(queued: Queued) -> Self {
-        let Queued { mut job, mut sampler, since } = queued;
+        let Queued { mut job, sampler, since } = queued;
         let tokens = std::mem::take(&mut job.prompt);
         job.stable = job.stable.min(tokens.len());
-        sampler.set_prompt_len(tokens.len());
         let constraint = job.constraint.take().map(|constraint| Arc::new(Mutex::new(constraint)));
         Self {
             job,
@@ -74,10 +61,10 @@ impl Writer {
             constraint,
             tokens,
             ended_by: None,
+            broken: None,
             lookup: Lookup::default(),
             drafted: Vec::new(),
             trust: Trust::default(),
-            masked: Vec::new(),
             scored: 0,
             reused: 0,
             queued_at: since,
@@ -110,9 +97,9 @@ impl Writer {
         self.constraint.clone()
     }
 
-    /// The token at a place of the text, or what ended it there; 0 where nothing was chosen.
-    pub fn token_at(&self, place: usize) -> u32 {
-        self.tokens.get(place).copied().or(self.ended_by).unwrap_or(0)
+    /// The tokens, and the one that ended the answer behind them.
+    pub fn text(&self) -> Vec<u32> {
+        self.tokens.iter().copied().chain(self.ended_by).collect()
     }
 
     /// Tokens of the answer so far.
@@ -140,10 +127,10 @@ impl Writer {
             end = self.job.stable;
         }
         let (mut tokens, mut by_head) = (self.tokens[seen..end].to_vec(), false);
-        let known = tokens.len();
+        let (known, is_last) = (tokens.len(), end == self.tokens.len());
         // What a rejected draft took back is computed again, and there is more of it with every
         // further one.
-        if speculate && end == self.tokens.len() && known <= 2 {
+        if speculate && is_last && known <= 2 {
             let most = self.most_drafts(context);
             if known == 1 {
                 tokens.extend_from_slice(self.lookup.find(&self.tokens, most));
@@ -152,25 +139,44 @@ impl Writer {
             if by_head {
                 tokens.extend_from_slice(&self.drafted[..self.drafted.len().min(most)]);
             }
+            tokens.truncate(known + self.conforming(&tokens[known..]));
         }
         self.drafted.clear();
-        let drafts = tokens.len() - known;
-        let rows = match end == self.tokens.len() {
-            _ if self.is_scoring() => known,
-            true => 1 + drafts,
-            false => 0,
+        let (drafts, scores, is_prompt) = (tokens.len() - known, self.is_scoring(), false);
+        let draws = match is_last {
+            true => self.sampler.with_drafts(&self.tokens, &tokens[known..]),
+            false => Vec::new(),
         };
+        let rows = 0..if scores { known } else { draws.len() };
         if !self.has_started() {
             let of = self.sampler.prompt_len();
             self.job.listener.update(Update::Prompt { done: seen, of });
         }
-        Part { request, begin: seen, tokens, drafts, by_head, rows: 0..rows }
+        Part { request, begin: seen, tokens, follows: false, is_prompt, drafts, by_head, rows, draws, scores }
     }
 
-    /// Its part of the step after the one under way, for the token that this will bring.
-    pub fn plan_next(&self, request: u64, seen: usize) -> Part {
-        let (drafts, by_head) = (0, false);
-        Part { request, begin: seen, tokens: vec![0], drafts, by_head, rows: 0..1 }
+    /// Its part of the step after one under way, for the token that this will bring.
+    pub fn plan_next(&mut self, request: u64, seen: usize) -> Part {
+        Part {
+            request,
+            begin: seen,
+            tokens: vec![0],
+            follows: true,
+            is_prompt: false,
+            drafts: 0,
+            by_head: false,
+            rows: 0..1,
+            draws: vec![self.sampler.after_next(&self.tokens)],
+            scores: false,
+        }
+    }
+
+    /// How many of some draft tokens its constraint allows.
+    fn conforming(&self, drafts: &[u32]) -> usize {
+        match &self.constraint {
+            Some(constraint) if !drafts.is_empty() => lock(constraint).allows(drafts),
+            _ => drafts.len(),
+        }
     }
 
     /// Most draft tokens that could be of use.
@@ -179,17 +185,20 @@ impl Writer {
         left.saturating_sub(1).min(context.saturating_sub(self.tokens.len()))
     }
 
-    /// Whether another token will follow the one that is chosen next, unless that ends the answer,
-    /// and there is nothing to look up here that would be a reason to `speculate`.
-    pub fn goes_on(&self, speculate: bool, context: usize) -> bool {
-        let most = self.most_drafts(context);
-        most > 0 && (!speculate || self.lookup.find(&self.tokens, most).is_empty())
+    /// Whether another token will follow the one that is chosen next, unless that ends the answer.
+    pub fn goes_on(&self, context: usize) -> bool {
+        self.most_drafts(context) > 0
+    }
+
+    /// Whether the text repeats itself here, so that draft tokens can be looked up.
+    pub fn is_repeating(&self, context: usize) -> bool {
+        !self.lookup.find(&self.tokens, self.most_drafts(context)).is_empty()
     }
 
     /// How many draft tokens of a drafting head the next step should check.
     pub fn wanted_drafts(&mut self, costs: &Costs, requests: usize, context: usize) -> usize {
         let most = self.most_drafts(context);
-        if most == 0 || !self.lookup.find(&self.tokens, most).is_empty() {
+        if most == 0 || self.is_repeating(context) {
             return 0;
         }
         self.trust.length(costs, requests, self.tokens.len()).min(most)
@@ -205,44 +214,32 @@ impl Writer {
         (&self.tokens, &mut self.drafted)
     }
 
-    /// How many of the largest logits [that may be chosen](Self::allowed) suffice for its part of a
-    /// step, if not all are needed. What may be chosen behind a draft token is known only when that
-    /// has been accepted.
-    pub fn needed(&self, part: &Part) -> Option<usize> {
-        let constrained = self.constraint.is_some() && part.drafts > 0;
-        let all = self.job.logprobs.is_some() || self.is_scoring() || constrained;
-        if all { None } else { self.sampler.needed() }
-    }
-
-    /// Whether the next token is the one with the largest logit, whatever came before.
-    pub fn takes_likeliest(&self) -> bool {
-        self.constraint.is_none() && self.job.logprobs.is_none() && self.sampler.needed() == Some(1)
-    }
-
-    /// The tokens that may come next, where not all may.
-    pub fn allowed(&self) -> Option<Arc<SimpleVob>> {
-        // Whoever chooses meets the same error.
-        self.constraint.as_ref().and_then(|constraint| lock(constraint).allowed().ok())
-    }
-
-    /// Chooses tokens by the `rows` of its part of a step and tells them.
-    pub fn advance(&mut self, part: &Part, mut rows: &[Row<'_>], context: usize) -> Result<Gain, Error> {
-        let mut gain = Gain::default();
-        if self.is_scoring() {
-            self.score(part, rows);
-            let left = if part.end() == self.tokens.len() { 1 } else { 0 };
-            rows = &rows[rows.len().saturating_sub(left)..];
+    /// Takes over the tokens that were chosen by its part of a step, of which `logits` are those it tells, and tells
+    /// them.
+    pub fn advance(
+        &mut self,
+        part: &Part,
+        chosen: &[Sampled],
+        logits: &[f32],
+        context: usize,
+    ) -> Result<Gain, Error> {
+        if let Some(error) = self.broken.take() {
+            return Err(error);
         }
-        if rows.is_empty() {
+        let mut gain = Gain::default();
+        if part.scores {
+            self.score(part, logits);
+        }
+        if chosen.is_empty() {
             return Ok(gain);
         }
         if self.started_at.is_none() {
             self.started_at = Some(Instant::now());
             self.job.listener.update(Update::Started { reused: self.reused });
         }
-        let (before, drafts) = (self.tokens.len(), &part.tokens[part.tokens.len() - part.drafts..]);
-        for (i, row) in rows.iter().enumerate() {
-            gain.finish = self.write(*row, context, &mut gain.tokens)?;
+        let (before, drafts) = (self.tokens.len(), part.draft_tokens());
+        for (i, sampled) in chosen.iter().enumerate() {
+            gain.finish = self.write(sampled, context, &mut gain.tokens)?;
             let draft = drafts.get(i);
             if gain.finish.is_some() || draft.is_none() || self.tokens.last() != draft {
                 break;
@@ -260,72 +257,39 @@ impl Writer {
         Ok(gain)
     }
 
-    /// Tells the logits of prompt tokens, each once: a request that was preempted computes them
-    /// again.
-    fn score(&mut self, part: &Part, rows: &[Row<'_>]) {
-        let known = self.scored.saturating_sub(part.begin).min(rows.len());
-        let mut logits = Vec::new();
-        for row in &rows[known..] {
-            if let Row::All(values) = row {
-                logits.extend_from_slice(values);
-            }
-        }
-        self.scored = self.scored.max(part.begin + rows.len());
+    /// Tells the logits of prompt tokens, each once: a request that was preempted computes them again.
+    fn score(&mut self, part: &Part, logits: &[f32]) {
+        let width = logits.len() / part.rows.len().max(1);
+        let known = self.scored.saturating_sub(part.begin).min(part.rows.len());
+        self.scored = self.scored.max(part.begin + part.rows.len());
+        let logits = &logits[known * width..];
         if !logits.is_empty() {
-            self.job.listener.update(Update::PromptLogits(logits));
+            self.job.listener.update(Update::PromptLogits(logits.to_vec()));
         }
     }
 
-    /// Chooses the token that follows.
-    fn choose(&mut self, row: Row<'_>) -> Result<TokenUpdate, Error> {
-        let Self { job, sampler, constraint, tokens, masked, .. } = self;
-        let mut constraint = constraint.as_ref().map(|constraint| lock(constraint));
-        let needed = sampler.needed();
-        let id = match (row, &mut constraint) {
-            (Row::Top(largest), constraint) => {
-                if let Some(constraint) = constraint {
-                    constraint.allowed()?;
-                }
-                sampler.sample_largest(&largest[..largest.len().min(needed.unwrap_or(usize::MAX))])?.id
-            }
-            (Row::All(logits), Some(constraint)) => match needed {
-                Some(k) => {
-                    let allowed = constraint.allowed()?;
-                    sampler.sample_largest(&largest_allowed(logits, k, Some(allowed.as_slice())))?.id
-                }
-                None => {
-                    masked.clear();
-                    masked.extend_from_slice(logits);
-                    constraint.mask(masked)?;
-                    sampler.sample(masked, tokens)?.id
-                }
-            },
-            (Row::All(logits), None) => sampler.sample(logits, tokens)?.id,
-        };
-        if let Some(constraint) = &mut constraint {
-            constraint.push(id)?;
-        }
-        Ok(match (job.logprobs, row) {
-            (Some(k), Row::All(logits)) => {
-                TokenUpdate { id, logprob: Some(log_probability(logits, id)?), top: top_logprobs(logits, k)? }
-            }
-            _ => TokenUpdate { id, logprob: None, top: Vec::new() },
-        })
-    }
-
-    /// Chooses one token and tells it; says why the answer is over, if it is.
-    fn write(&mut self, row: Row<'_>, context: usize, written: &mut usize) -> Result<Option<Finish>, Error> {
+    /// Takes one token over and tells it; says why the answer is over, if it is.
+    fn write(
+        &mut self,
+        sampled: &Sampled,
+        context: usize,
+        written: &mut usize,
+    ) -> Result<Option<Finish>, Error> {
         if self.job.max_tokens == Some(0) {
             return Ok(Some(Finish::Length));
         }
-        let token = self.choose(row)?;
-        if self.job.end_ids.contains(&token.id) {
-            self.ended_by = Some(token.id);
+        check_sampled(sampled)?;
+        let Sampled { token: id, logprob, ref top, .. } = *sampled;
+        if let Some(constraint) = &self.constraint {
+            lock(constraint).push(id)?;
+        }
+        if self.job.end_ids.contains(&id) {
+            self.ended_by = Some(id);
             return Ok(Some(Finish::End));
         }
-        self.tokens.push(token.id);
+        self.tokens.push(id);
         *written += 1;
-        self.job.listener.update(Update::Token(token));
+        self.job.listener.update(Update::Token(TokenUpdate { id, logprob, top: top.clone() }));
         Ok(if self.constraint.as_ref().is_some_and(|constraint| lock(constraint).is_finished()) {
             Some(Finish::End)
         } else if Some(self.written()) == self.job.max_tokens {

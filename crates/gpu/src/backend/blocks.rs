@@ -5,12 +5,14 @@ use ::backend::{
     Mlp, Moe, Norm, Residual, Result, reference,
 };
 
-use crate::ops::attention_step::{Attended, Places};
+use crate::ops::attention::Cached;
+use crate::ops::attention_step::{Attended, Projected};
+use crate::ops::gdn::DeltaInputs;
 use crate::ops::product::Projections;
 use crate::ops::rounded::{Besides, LayerEnd, NormRef, Prologue};
 use crate::ops::route;
 use crate::weights::{Matrix, SharedExpert};
-use crate::{Gpu, KvCache, Linear, Recurrent, Tensor};
+use crate::{Gpu, Linear, Slabs, Tensor};
 
 /// The residual stream, and what is still to be added to it.
 pub enum Hidden {
@@ -28,6 +30,24 @@ pub struct Normed {
     x: Tensor,
     norm: Norm<Tensor>,
     factor: f32,
+}
+
+/// What the projections of an attention layer leave.
+enum HeadInputs {
+    /// All of a token in one row.
+    Together(Projected),
+    Apart(Vec<Tensor>),
+}
+
+impl Hidden {
+    /// Tokens.
+    fn rows(&self) -> usize {
+        match self {
+            Hidden::Whole(h) => h.shape().rows,
+            Hidden::Normed(normed) => normed.r.shape().rows,
+            Hidden::LayerEnd(end) => end.r.shape().rows,
+        }
+    }
 }
 
 impl Gpu {
@@ -137,6 +157,42 @@ impl Gpu {
         if add { self.combine_of(h, &y, &::backend::Shared::Absent).map(Some) } else { Ok(Some(y)) }
     }
 
+    /// The residual stream as a tensor, and the projections of an attention layer: in one buffer where its
+    /// heads `fit` one dispatch.
+    fn head_inputs(&self, h: Hidden, w: &Attention<Self>, fit: bool) -> Result<(Tensor, HeadInputs)> {
+        let (mut h, weights) = (h, &w.projections);
+        if fit && h.rows() > 1 {
+            let whole = self.whole(h)?;
+            if let Some(x) = self.joined_products(&whole, &w.norm, weights)?
+                && let Some(heads) = Projected::of(x, weights)
+            {
+                return Ok((whole, HeadInputs::Together(heads)));
+            }
+            h = Hidden::Whole(whole);
+        }
+        let (h, Projections { parts, joined }) = self.project(h, &w.norm, weights)?;
+        let heads = parts.first().filter(|_| fit && joined);
+        let inputs = match heads.and_then(|q| Projected::of(q.clone(), weights)) {
+            Some(heads) => HeadInputs::Together(heads),
+            None => HeadInputs::Apart(parts),
+        };
+        Ok((h, inputs))
+    }
+
+    /// The residual stream as a tensor, and the projections of a Gated DeltaNet layer.
+    fn delta_inputs(&self, h: Hidden, w: &GatedDelta<Self>) -> Result<(Tensor, DeltaInputs)> {
+        let mut h = h;
+        if h.rows() > 1 && w.layout == GdnLayout::Split {
+            let whole = self.whole(h)?;
+            if let Some(inputs) = self.joined_delta(&whole, w)? {
+                return Ok((whole, inputs));
+            }
+            h = Hidden::Whole(whole);
+        }
+        let (h, Projections { parts, .. }) = self.project(h, &w.norm, &w.projections)?;
+        Ok((h, DeltaInputs::of(reference::gdn_inputs(&Checked(self), parts, w)?)))
+    }
+
     /// What experts beside a dense unit leave: the unit's result and theirs, `norm` behind both.
     fn layer_end(
         r: Tensor,
@@ -165,30 +221,26 @@ impl Blocks for Gpu {
         h: Hidden,
         w: &Attention<Self>,
         batch: &Batch<Self>,
-        caches: &mut [&mut KvCache],
+        slabs: &mut Slabs,
+        layer: usize,
     ) -> Result<Hidden> {
-        let (h, Projections { parts, places }) = self.project(h, &w.norm, &w.projections)?;
-        let places = match (&w.key_values, &places[..]) {
-            (Some(_), [_, k_at]) => Some(Places { k_at: *k_at, v_at: *k_at }),
-            (Some(_), [_, k_at, v_at]) => Some(Places { k_at: *k_at, v_at: *v_at }),
-            _ => None,
-        };
+        let fits = self.steps_heads(w, slabs.kv(layer)?);
+        let (h, heads) = self.head_inputs(h, w, fits)?;
         let out = w.out.only();
-        let splits = self.rounds(h.shape().rows, &out.stack);
-        let attended = match (places, &mut *caches) {
-            (Some(places), [cache]) => self.attention_step(&parts[0], places, w, batch, cache, splits)?,
-            _ => None,
+        let attended = match heads {
+            HeadInputs::Together(heads) => {
+                let splits = self.rounds(h.shape().rows, &out.stack);
+                self.attention_step(&heads, w, &Cached::of(slabs, layer, batch)?, splits)?
+            }
+            HeadInputs::Apart(parts) => {
+                Attended::Whole(reference::attention_core(&Checked(self), parts, w, batch, slabs, layer)?)
+            }
         };
-        match attended {
-            Some(Attended::Splits(splits)) => {
-                self.join_stream(h, &Prologue::Splits(&splits), out, &w.residual)
-            }
-            Some(Attended::Whole(y)) => self.join_stream(h, &Prologue::Plain(&y), out, &w.residual),
-            None => {
-                let y = reference::attention_core(&Checked(self), parts, w, batch, caches)?;
-                self.join_stream(h, &Prologue::Plain(&y), out, &w.residual)
-            }
-        }
+        let y = match &attended {
+            Attended::Splits(splits) => Prologue::Splits(splits),
+            Attended::Whole(y) => Prologue::Plain(y),
+        };
+        self.join_stream(h, &y, out, &w.residual)
     }
 
     fn latent_attention(
@@ -196,7 +248,8 @@ impl Blocks for Gpu {
         h: Hidden,
         w: &LatentAttention<Self>,
         batch: &Batch<Self>,
-        caches: &mut [&mut KvCache],
+        slabs: &mut Slabs,
+        layer: usize,
     ) -> Result<Hidden> {
         let (h, Projections { parts, .. }) = self.project(h, &w.norm, &w.projections)?;
         let [q, kv] = &parts[..] else { unreachable!("checked: queries and latents") };
@@ -205,20 +258,13 @@ impl Blocks for Gpu {
             Ok::<_, ::backend::Error>(projected.parts.swap_remove(0))
         });
         let up = up.transpose()?;
-        let q = up.as_ref().unwrap_or(q);
-        let b = &Checked(self);
-        let y = match (&mut *caches, batch.spans()) {
-            ([cache], [span]) if span.len == 1 => match self.latent_heads([q, kv], w, batch, span, cache)? {
-                Some(y) => y,
-                None => {
-                    let [q, q_pe] = self.latent_step([q, kv], w, batch, span, cache)?;
-                    reference::absorbed(b, [&q, &q_pe], w, batch, &[&**cache])?
-                }
-            },
-            _ => {
-                let [q, q_pe] = reference::latent_append(b, [q, kv], w, batch, caches)?;
-                let caches: Vec<&KvCache> = caches.iter().map(|cache| &**cache).collect();
-                reference::absorbed(b, [&q, &q_pe], w, batch, &caches)?
+        let inputs = [up.as_ref().unwrap_or(q), kv];
+        let cached = Cached::of(slabs, layer, batch)?;
+        let y = match self.latent_heads(inputs, w, &cached)? {
+            Some(y) => y,
+            None => {
+                let [q, q_pe] = self.latent_step(inputs, w, &cached)?;
+                reference::absorbed(&Checked(self), [&q, &q_pe], w, batch, slabs, layer)?
             }
         };
         self.join_stream(h, &Prologue::Plain(&y), w.out.only(), &Residual::Plain)
@@ -229,23 +275,11 @@ impl Blocks for Gpu {
         h: Hidden,
         w: &GatedDelta<Self>,
         batch: &Batch<Self>,
-        states: &mut [&mut Recurrent],
+        slabs: &mut Slabs,
+        layer: usize,
     ) -> Result<Hidden> {
-        let (h, Projections { parts, places }) = self.project(h, &w.norm, &w.projections)?;
-        let inputs = reference::gdn_inputs(&Checked(self), parts, w)?;
-        let step = match (w.layout, &places[..], &mut *states) {
-            (GdnLayout::Split, [_, _, b_at, a_at], [state]) => {
-                self.gdn_step(&inputs.qkv, [*a_at, *b_at], w, state)?
-            }
-            _ => None,
-        };
-        let y = match step {
-            Some(y) => y,
-            None => {
-                let qkv = self.conv(&inputs.qkv, &w.vectors.conv, batch, states)?;
-                self.gdn_of([&qkv, &inputs.a, &inputs.b], Some(&w.vectors), batch, states)?
-            }
-        };
+        let (h, inputs) = self.delta_inputs(h, w)?;
+        let y = self.delta_of(&inputs, w, batch, slabs.recurrent_mut(layer)?)?;
         let (norm, out) = (NormRef::of(&w.out_norm), w.out.only());
         let prologue = Prologue::GatedNorm([&y, &inputs.z], norm);
         if self.prepares(&prologue, &out.stack) {

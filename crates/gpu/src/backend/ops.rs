@@ -2,25 +2,31 @@
 
 use ::backend::{
     Activation, Batch, GdnShape, GdnVectors, Handle, LatentScores, Ops, Result, Routing, Scores, Shape,
-    Shared, Span, largest_allowed,
+    Shared, Span, StepTables, largest_allowed,
 };
 
-use crate::ops::attention::Queries;
+use crate::ops::attention::{Cached, Queries};
+use crate::ops::gdn::Gates;
 use crate::ops::layout::PartOfHeads;
 use crate::ops::rounded::Prologue;
 use crate::recorder::Copy;
-use crate::recurrent::{floats, numbers};
+use crate::tensor::{floats, numbers};
 use crate::weights::SharedExpert;
-use crate::{Experts, Gpu, HeadMatrices, KvCache, Linear, Positions, Recurrent, Rope, Routes, Tensor};
+use crate::{Experts, Gpu, HeadMatrices, Linear, Positions, Rope, Routes, Slabs, Tensor};
 
 impl Ops for Gpu {
     type Routes = Routes;
-    type KvCache = KvCache;
-    type Recurrent = Recurrent;
+    type Slabs = Slabs;
     type BatchData = Positions;
 
-    fn prepare_batch(&self, tokens: &[u32], spans: &[Span]) -> Result<Positions> {
-        self.positions(tokens, spans)
+    fn prepare_batch(
+        &self,
+        tokens: &[u32],
+        spans: &[Span],
+        tables: &StepTables,
+        slabs: &Slabs,
+    ) -> Result<Positions> {
+        self.positions(tokens, spans, tables, slabs)
     }
 
     fn upload(&self, rows: usize, cols: usize, values: &[f32]) -> Result<Tensor> {
@@ -141,24 +147,28 @@ impl Ops for Gpu {
         k: &Tensor,
         v: &Tensor,
         batch: &Batch<Self>,
-        caches: &mut [&mut KvCache],
+        slabs: &mut Slabs,
+        layer: usize,
     ) -> Result<()> {
-        self.append_all(batch, caches, |cache, span| {
-            self.append((k, None), cache.keys(), cache.shape.key_dim, cache, span);
-            if let Some(values) = cache.values() {
-                self.append((v, None), values, cache.shape.value_dim, cache, span);
-            }
-        })
+        let cached = Cached::of(slabs, layer, batch)?;
+        self.append((k, None), cached.slab.keys(), &cached);
+        if let Some(values) = cached.slab.values() {
+            self.append((v, None), values, &cached);
+        }
+        Ok(())
     }
 
-    fn sdpa(&self, q: &Tensor, batch: &Batch<Self>, caches: &[&KvCache], scores: &Scores) -> Result<Tensor> {
-        let value_width = caches.first().map_or(0, |cache| cache.shape.value_dim);
-        let y = self.tensor(batch.rows(), scores.heads * value_width)?;
-        let queries = Queries { q, more: None, scores: *scores, value_width, gate: None };
-        for (span, cache) in batch.spans().iter().zip(caches) {
-            self.attend(&queries, span, cache, &y)?;
-        }
-        Ok(y)
+    fn sdpa(
+        &self,
+        q: &Tensor,
+        batch: &Batch<Self>,
+        slabs: &Slabs,
+        layer: usize,
+        scores: &Scores,
+    ) -> Result<Tensor> {
+        let cached = Cached::of(slabs, layer, batch)?;
+        let value_width = cached.slab.shape.value_dim;
+        self.attend(&Queries { q, more: None, scores: *scores, value_width, gate: None }, &cached)
     }
 
     fn mla_absorb_q(&self, q: &Tensor, weights: &HeadMatrices) -> Result<Tensor> {
@@ -170,11 +180,12 @@ impl Ops for Gpu {
         latent: &Tensor,
         k_pe: &Tensor,
         batch: &Batch<Self>,
-        caches: &mut [&mut KvCache],
+        slabs: &mut Slabs,
+        layer: usize,
     ) -> Result<()> {
-        self.append_all(batch, caches, |cache, span| {
-            self.append((latent, Some(k_pe)), cache.keys(), cache.shape.key_dim, cache, span);
-        })
+        let cached = Cached::of(slabs, layer, batch)?;
+        self.append((latent, Some(k_pe)), cached.slab.keys(), &cached);
+        Ok(())
     }
 
     fn mla_attention(
@@ -182,18 +193,15 @@ impl Ops for Gpu {
         q: &Tensor,
         q_pe: &Tensor,
         batch: &Batch<Self>,
-        caches: &[&KvCache],
+        slabs: &Slabs,
+        layer: usize,
         scores: &LatentScores,
     ) -> Result<Tensor> {
         let LatentScores { heads, scale } = *scores;
-        let y = self.tensor(batch.rows(), q.shape().cols)?;
         let scores = Scores { heads, scale, window: None, soft_cap: None };
-        let queries =
-            Queries { q, more: Some(q_pe), scores, value_width: q.shape().cols / heads, gate: None };
-        for (span, cache) in batch.spans().iter().zip(caches) {
-            self.attend(&queries, span, cache, &y)?;
-        }
-        Ok(y)
+        let value_width = q.shape().cols / heads;
+        let queries = Queries { q, more: Some(q_pe), scores, value_width, gate: None };
+        self.attend(&queries, &Cached::of(slabs, layer, batch)?)
     }
 
     fn mla_unabsorb(&self, o: &Tensor, weights: &HeadMatrices) -> Result<Tensor> {
@@ -241,9 +249,10 @@ impl Ops for Gpu {
         x: &Tensor,
         w: &Tensor,
         batch: &Batch<Self>,
-        states: &mut [&mut Recurrent],
+        slabs: &mut Slabs,
+        layer: usize,
     ) -> Result<Tensor> {
-        self.conv(x, w, batch, states)
+        self.conv((x.buffer(), x.shape().cols), w, (batch, 1), slabs.recurrent_mut(layer)?)
     }
 
     fn gdn_qk_norm(&self, qkv: Tensor, shape: &GdnShape) -> Result<Tensor> {
@@ -251,7 +260,8 @@ impl Ops for Gpu {
     }
 
     fn gdn_gates(&self, a: &Tensor, b: &Tensor, vectors: &GdnVectors<Tensor>) -> Result<(Tensor, Tensor)> {
-        self.gdn_gates_of([a, b, &vectors.a_log, &vectors.dt_bias])
+        let Shape { rows, cols } = a.shape();
+        self.gdn_gates_of(([a.buffer(), b.buffer()], cols), rows, vectors)
     }
 
     fn gdn(
@@ -260,8 +270,12 @@ impl Ops for Gpu {
         g: &Tensor,
         beta: &Tensor,
         batch: &Batch<Self>,
-        states: &mut [&mut Recurrent],
+        slabs: &mut Slabs,
+        layer: usize,
     ) -> Result<Tensor> {
-        self.gdn_of([qkv, g, beta], None, batch, states)
+        let slab = slabs.recurrent(layer)?;
+        let y = self.tensor(batch.rows(), slab.shape.value_total())?;
+        self.recurrence(qkv, Gates::Ready([g, beta]), (batch, 1), slab, &y)?;
+        Ok(y)
     }
 }

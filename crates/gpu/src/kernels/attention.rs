@@ -1,4 +1,4 @@
-//! Attention of several tokens, appending, and putting splits together.
+//! Attention of several tokens, appending, and putting parts together.
 
 use ::backend::CacheFloat;
 
@@ -13,7 +13,7 @@ pub(crate) const THREADS: usize = 128;
 /// Quads of queries that fit the shared memory of a workgroup.
 pub(crate) const QUERY_QUADS: usize = 512;
 
-/// Channels of a workgroup that puts splits together.
+/// Channels of a workgroup that puts parts together.
 pub(crate) const MERGED_CHANNELS: usize = 32;
 
 /// The same on matrix units: query rows of a workgroup, which takes as many positions and channels
@@ -33,12 +33,12 @@ impl Cache {
 }
 
 kernel! {
-    append = "append" [Store, Words]
+    append = "append" [Steps, Store, Words]
     params {
-        tokens: u32, first_row: u32, heads: u32, width_a: u32, width_b: u32, words: u32, position: u32,
-        slots: u32,
+        rows: u32, spans: u32, heads: u32, width_a: u32, width_b: u32, words: u32, table: u32,
+        table_stride: u32,
     }
-    bindings { a: read, b: read or a, cache: write }
+    bindings { a: read, b: read or a, steps: read, slab: write }
     fixed { threads = 128 }
     consts Cache in Cache::all;
 }
@@ -70,13 +70,14 @@ impl QueryRows {
 }
 
 kernel! {
-    attention = "attention" [Rows, Seen]
+    attention = "attention" [Steps, Rows, Seen]
     params {
-        tokens: u32, first_row: u32, position: u32, heads: u32, key_heads: u32, width: u32,
-        width_more: u32, key_words: u32, value_stride: u32, value_words: u32, value_width: u32, slots: u32,
-        len: u32, window: u32, scale: f32, soft_cap: f32, splits: u32, split_len: u32, chunks: u32,
+        first_span: u32, shortest: u32, longest: u32, first_row: u32, rows: u32, heads: u32,
+        key_heads: u32, width: u32, width_more: u32, key_words: u32, value_stride: u32, value_words: u32,
+        value_width: u32, table: u32, table_stride: u32, window: u32, scale: f32, soft_cap: f32,
+        parts: u32, part_len: u32, chunks: u32,
     }
-    bindings { q: read, q_more: read or q, keys: read, values: read, y: write }
+    bindings { q: read, q_more: read or q, keys: read, values: read, y: write, steps: read }
     fixed { threads = 128, query_quads = 512 }
     consts QueryRows in QueryRows::all;
 }
@@ -97,20 +98,23 @@ impl Slices {
 }
 
 kernel! {
-    attention_tiles = "attention_tiles" [Seen]
+    attention_tiles = "attention_tiles" [Steps, Seen]
     params {
-        count: u32, group: u32, first_row: u32, position: u32, heads: u32, key_heads: u32,
-        query_eights: u32, key_eights: u32, value_eights: u32, value_width: u32, slots: u32, len: u32,
-        window: u32, scale: f32, soft_cap: f32, splits: u32, split_len: u32,
+        first_span: u32, first_row: u32, rows: u32, group: u32, heads: u32, key_heads: u32,
+        query_eights: u32, key_eights: u32, value_eights: u32, value_width: u32, table: u32,
+        table_stride: u32, window: u32, scale: f32, soft_cap: f32, parts: u32, part_len: u32,
     }
-    bindings { queries: read, factors: read, keys: read, values: read, y: write }
+    bindings { queries: read, factors: read, keys: read, values: read, y: write, steps: read }
     fixed { threads = 256, matrices = 1 }
     consts Slices in Slices::all;
 }
 
 kernel! {
-    attention_merge = "attention_merge" []
-    params { rows: u32, first: u32, width: u32, splits: u32, gate_stride: u32, gate_at: u32 }
-    bindings { partial: read, gates: read or partial, y: write }
+    attention_merge = "attention_merge" [Steps, Seen]
+    params {
+        spans: u32, items: u32, first: u32, by_span: u32, shortest: u32, longest: u32, heads: u32,
+        width: u32, window: u32, part_len: u32, gate_row: u32, gate_stride: u32, gate_at: u32,
+    }
+    bindings { partial: read, gates: read or partial, y: write, steps: read }
     fixed { threads = 256 }
 }

@@ -1,4 +1,4 @@
-//! Attention of a single token.
+//! Attention of spans of one token.
 
 use std::ops::RangeInclusive;
 
@@ -9,9 +9,9 @@ use super::attention::CACHES;
 pub(crate) use super::attention::Cache;
 use super::product::ANY;
 pub(crate) use super::product::FormatOnly;
-use crate::cache;
 use crate::device_profile::DeviceProfile;
 use crate::kernel::{WeightParams, consts, kernel};
+use crate::slabs;
 
 /// Threads of a workgroup, of a position, and positions that it takes at a time.
 pub(crate) const THREADS: usize = 256;
@@ -70,10 +70,10 @@ impl GroupRows {
         group: usize,
         [key_dim, value_dim]: [usize; 2],
     ) -> Option<Self> {
-        let key_fours = cache::fours(cache, key_dim);
-        let quads = key_fours * cache::values_in_four(cache) / 4;
+        let key_fours = slabs::fours(cache, key_dim);
+        let quads = key_fours * slabs::values_in_four(cache) / 4;
         let rows = [8, 4, 2].into_iter().find(|r| r * quads <= QUERY_QUADS && *r < 2 * group).unwrap_or(1);
-        let value_fours = value_dim.div_ceil(cache::values_in_four(cache));
+        let value_fours = value_dim.div_ceil(slabs::values_in_four(cache));
         let fits = rows * quads <= QUERY_QUADS;
         Some(Self {
             cache,
@@ -100,13 +100,16 @@ impl GroupRows {
 }
 
 kernel! {
-    attention_step = "attention_step" [Lanes, Fours, Attend]
+    attention_step = "attention_step" [Lanes, Steps, Seen, Fours, Attend]
     params {
         heads: u32, key_heads: u32, width: u32, width_more: u32, key_fours: u32, value_stride: u32,
-        value_fours: u32, value_width: u32, slots: u32, begin: u32, end: u32, scale: f32, soft_cap: f32,
-        splits: u32, split_len: u32, token: u32, gate_stride: u32, gate_at: u32,
+        value_fours: u32, value_width: u32, window: u32, scale: f32, soft_cap: f32, first_span: u32,
+        spans: u32, table: u32, table_stride: u32, parts: u32, part_len: u32, gate_row: u32,
+        gate_stride: u32, gate_at: u32,
     }
-    bindings { q: read, q_more: read or q, keys: read, values: read, gates: read or q, y: write }
+    bindings {
+        q: read, q_more: read or q, keys: read, values: read, gates: read or q, y: write, steps: read,
+    }
     fixed { threads = 256, lanes = 8 }
     consts GroupRows in GroupRows::all;
 }
@@ -136,12 +139,13 @@ impl GroupSlices {
 }
 
 kernel! {
-    attention_group = "attention_group" []
+    attention_group = "attention_group" [Steps, Seen]
     params {
         heads: u32, key_heads: u32, quads: u32, quads_more: u32, key_eights: u32, value_eights: u32,
-        value_width: u32, slots: u32, begin: u32, end: u32, scale: f32, soft_cap: f32, token: u32,
+        value_width: u32, window: u32, scale: f32, soft_cap: f32, first_span: u32, spans: u32, table: u32,
+        table_stride: u32, part_len: u32,
     }
-    bindings { q: read, q_more: read or q, keys: read, values: read, y: write }
+    bindings { q: read, q_more: read or q, keys: read, values: read, y: write, steps: read }
     fixed { threads = 256, matrices = 1 }
     consts GroupSlices in GroupSlices::all;
 }
@@ -161,7 +165,7 @@ impl Heads {
         split: bool,
     ) -> Option<Self> {
         let threads = if profile.has_wide_workgroups() { WIDE_THREADS } else { THREADS };
-        let fours = [key_dim, value_dim].map(|dim| cache::fours(cache, dim));
+        let fours = [key_dim, value_dim].map(|dim| slabs::fours(cache, dim));
         let fits = heads_fit([key_dim, value_dim]);
         Some(Self {
             threads: threads as u32,
@@ -196,16 +200,16 @@ pub(crate) fn heads_fit([key_dim, value_dim]: [usize; 2]) -> bool {
 
 kernel! {
     attention_heads = "attention_heads" [
-        Chain, Lanes, Store, Fours, NewRows, Attend, Turn, Sum, Rms,
+        Chain, Lanes, Steps, Seen, Store, Fours, NewRows, Attend, Turn, Sum, Rms,
     ]
     params {
-        heads: u32, key_heads: u32, width: u32, stride: u32, value_width: u32, k_at: u32, v_at: u32,
-        key_fours: u32, value_stride: u32, value_fours: u32, slots: u32, begin: u32, position: u32,
-        pairs: u32, first_angle: u32, interleaved: u32, norm_values: u32, gated: u32, eps: f32,
-        scale: f32, soft_cap: f32, split_len: u32,
+        heads: u32, key_heads: u32, width: u32, stride: u32, row_stride: u32, value_width: u32, k_at: u32,
+        v_at: u32, key_fours: u32, value_stride: u32, value_fours: u32, first_span: u32, table: u32,
+        table_stride: u32, window: u32, pairs: u32, first_angle: u32, interleaved: u32, norm_values: u32,
+        gated: u32, eps: f32, scale: f32, soft_cap: f32, part_len: u32,
     }
     bindings {
-        x: read, q_norm: read, k_norm: read, angles: read, keys: write, values: write, y: write,
+        x: read, q_norm: read, k_norm: read, steps: read, keys: write, values: write, y: write,
     }
     fixed { lanes = 8, rows = 1, query_quads = 1 }
     consts Heads in Heads::all;
@@ -232,13 +236,13 @@ impl HeadChannels {
 }
 
 kernel! {
-    heads_step = "heads_step" [Store, Words, Turn, Sum, Rms]
+    heads_step = "heads_step" [Steps, Store, Words, Turn, Sum, Rms]
     params {
-        heads: u32, key_heads: u32, width: u32, stride: u32, value_width: u32, k_at: u32, v_at: u32,
-        key_words: u32, value_words: u32, slot: u32, pairs: u32, first_angle: u32, interleaved: u32,
-        norm_values: u32, eps: f32,
+        rows: u32, spans: u32, heads: u32, key_heads: u32, width: u32, stride: u32, row_stride: u32,
+        value_width: u32, k_at: u32, v_at: u32, key_words: u32, value_words: u32, table: u32,
+        table_stride: u32, pairs: u32, first_angle: u32, interleaved: u32, norm_values: u32, eps: f32,
     }
-    bindings { x: read, q_norm: read, k_norm: read, angles: read, q: write, keys: write, values: write }
+    bindings { x: read, q_norm: read, k_norm: read, steps: read, q: write, keys: write, values: write }
     fixed { threads = 128 }
     consts HeadChannels in HeadChannels::all;
 }
@@ -262,7 +266,7 @@ impl LatentHeads {
     ) -> Option<Self> {
         let wide = profile.has_wide_workgroups();
         let (threads, lanes) = if wide { (WIDE_THREADS, WIDE_LATENT_LANES) } else { (THREADS, LANES) };
-        let [key_fours, value_fours] = [rank + pe, rank].map(|width| cache::words(cache, width).div_ceil(4));
+        let [key_fours, value_fours] = [rank + pe, rank].map(|width| slabs::words(cache, width).div_ceil(4));
         let fits =
             cache != CacheFloat::Q8 && pe <= THREADS && rank <= WIDEST_LATENT && rank.is_multiple_of(8);
         Some(Self {
@@ -292,15 +296,17 @@ impl LatentHeads {
 
 kernel! {
     latent_heads = "latent_heads" [
-        Chain, WholeCodes, Lanes, Quads, Rounding, Store, Fours, Attend, LatentTurn, Sum, Rms,
+        Chain, WholeCodes, Lanes, Quads, Rounding, Steps, Seen, Store, Fours, Attend, LatentTurn, Sum,
+        Rms,
     ]
     params {
         weight: WeightParams, nope: u32, pe: u32, rank: u32, key_heads: u32, key_fours: u32,
-        value_stride: u32, value_fours: u32, slots: u32, position: u32, first_angle: u32,
-        interleaved: u32, eps: f32, scale: f32, soft_cap: f32, heads: u32, split_len: u32,
+        value_stride: u32, value_fours: u32, first_span: u32, spans: u32, table: u32, table_stride: u32,
+        window: u32, first_angle: u32, interleaved: u32, eps: f32, scale: f32, soft_cap: f32, heads: u32,
+        part_len: u32,
     }
     bindings {
-        codes: read, scales: read, q: read, kv: read, norm: read, angles: read, keys: write,
+        codes: read, scales: read, q: read, kv: read, norm: read, steps: read, keys: write,
         partial: write,
     }
     fixed { rows = 1, query_quads = 1 }
@@ -308,13 +314,13 @@ kernel! {
 }
 
 kernel! {
-    latent_step = "latent_step" [Store, Words, LatentTurn, Sum, Rms]
+    latent_step = "latent_step" [Steps, Store, Words, LatentTurn, Sum, Rms]
     params {
-        heads: u32, nope: u32, pe: u32, rank: u32, key_words: u32, slot: u32, first_angle: u32,
-        interleaved: u32, eps: f32,
+        rows: u32, spans: u32, heads: u32, nope: u32, pe: u32, rank: u32, key_words: u32, table: u32,
+        table_stride: u32, first_angle: u32, interleaved: u32, eps: f32,
     }
     bindings {
-        q: read, kv: read, norm: read, angles: read, q_plain: write, q_turned: write, keys: write,
+        q: read, kv: read, norm: read, steps: read, q_plain: write, q_turned: write, keys: write,
     }
     fixed { threads = 128 }
     consts Cache in Cache::all;
@@ -340,9 +346,12 @@ impl MergedRows {
 }
 
 kernel! {
-    heads_merged = "heads_merged" [Chain, Codes, Totals]
-    params { weight: WeightParams, head_rows: u32, heads: u32, splits: u32 }
-    bindings { codes: read, scales: read, partial: read, y: write }
+    heads_merged = "heads_merged" [Chain, Codes, Totals, Steps, Seen]
+    params {
+        weight: WeightParams, head_rows: u32, heads: u32, first_span: u32, spans: u32, window: u32,
+        part_len: u32,
+    }
+    bindings { codes: read, scales: read, partial: read, steps: read, y: write }
     fixed {}
     consts MergedRows in MergedRows::all;
 }

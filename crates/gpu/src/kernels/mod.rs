@@ -6,6 +6,7 @@
 
 pub(crate) mod attention;
 pub(crate) mod attention_step;
+pub(crate) mod choose;
 pub(crate) mod elementwise;
 pub(crate) mod gdn;
 pub(crate) mod norm;
@@ -24,6 +25,7 @@ pub(crate) fn all() -> Vec<&'static crate::kernel::Kernel> {
     of! {
         attention: append, attention, attention_tiles, attention_merge;
         attention_step: attention_step, attention_group, attention_heads, heads_step, latent_heads, latent_step, heads_merged, heads_turned;
+        choose: choose_max, choose_histogram, choose_noisy, choose_token, choose_greedy;
         elementwise: glu, soft_cap, sigmoid_gate, combine, weighted_sum, part_of_heads, rope;
         gdn: conv, conv_step, conv_window, gdn_gates, gdn_qk_norm, gdn, gdn_raw, gdn_chunks, gdn_scan, gdn_step;
         norm: norm_add, rms_norm, gated_norm, combine_norm, combine_norm_add;

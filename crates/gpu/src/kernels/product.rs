@@ -73,8 +73,8 @@ impl FormatOnly {
 
 kernel! {
     embed = "embed" [Codes]
-    params { weight: WeightParams, first: u32, end: u32, tokens: u32, factor: f32 }
-    bindings { codes: read, scales: read, tokens: read, y: write }
+    params { weight: WeightParams, first: u32, end: u32, tokens: u32, tokens_at: u32, factor: f32 }
+    bindings { codes: read, scales: read, steps: read, last: read, y: write }
     fixed { threads = 128 }
     consts FormatOnly in FormatOnly::all;
 }

@@ -6,8 +6,8 @@ use std::collections::HashSet;
 use checkpoint::{Float, Format};
 use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
 
-use super::all;
-use crate::kernel::{Access, Kernel, Kind, Scalar, Variant};
+use super::{all, choose};
+use crate::kernel::{Access, Field, Kernel, Kind, Scalar, Variant};
 use crate::shader::Piece;
 
 /// What every GPU that wgpu runs on has, and subgroups.
@@ -54,15 +54,35 @@ fn variants(kernel: &'static Kernel) -> Vec<Variant> {
     values.iter().cycle().zip(formats.iter().cycle()).take(count).map(|(v, f)| variant(*v, *f)).collect()
 }
 
-/// The members of the parameter struct as a declaration says.
-fn declared_members(kernel: &Kernel) -> Vec<(&'static str, usize, Scalar)> {
+/// A struct's members: name, place and type of each.
+type Members = Vec<(String, usize, Scalar)>;
+
+/// The members of a struct as a declaration says.
+fn declared_members(fields: &[Field]) -> Members {
     let mut members = Vec::new();
-    for field in kernel.fields {
+    for field in fields {
         for (i, (part, scalar)) in field.parts.iter().enumerate() {
-            members.push((if part.is_empty() { field.name } else { part }, field.offset + 4 * i, *scalar));
+            let name = if part.is_empty() { field.name } else { part };
+            members.push((name.to_string(), field.offset + 4 * i, *scalar));
         }
     }
     members
+}
+
+/// The members of a struct as a module has them.
+fn found_members(kernel: &str, module: &naga::Module, ty: naga::Handle<naga::Type>) -> Members {
+    let naga::TypeInner::Struct { members, .. } = &module.types[ty].inner else {
+        panic!("{kernel}: parameters that are no struct")
+    };
+    let member = |member: &naga::StructMember| {
+        let scalar = match module.types[member.ty].inner {
+            naga::TypeInner::Scalar(naga::Scalar::U32) => Scalar::Uint,
+            naga::TypeInner::Scalar(naga::Scalar::F32) => Scalar::Float,
+            _ => panic!("{kernel}: {:?} is neither u32 nor f32", member.name),
+        };
+        (member.name.clone().unwrap_or_default(), member.offset as usize, scalar)
+    };
+    members.iter().map(member).collect()
 }
 
 /// That a module has the parameters and bindings of its declaration, and no others.
@@ -73,22 +93,8 @@ fn check_declaration(kernel: &Kernel, module: &naga::Module) {
     };
     let params = in_group(1).find(|global| global.name.as_deref() == Some("params")).expect("parameters");
     assert_eq!(params.binding.map(|binding| binding.binding), Some(0), "{}: params", kernel.name);
-    let naga::TypeInner::Struct { members, .. } = &module.types[params.ty].inner else {
-        panic!("{}: parameters that are no struct", kernel.name)
-    };
-    let member = |member: &naga::StructMember| {
-        let scalar = match module.types[member.ty].inner {
-            naga::TypeInner::Scalar(naga::Scalar::U32) => Scalar::Uint,
-            naga::TypeInner::Scalar(naga::Scalar::F32) => Scalar::Float,
-            _ => panic!("{}: {:?} is neither u32 nor f32", kernel.name, member.name),
-        };
-        (member.name.clone().unwrap_or_default(), member.offset as usize, scalar)
-    };
-    let found: Vec<_> = members.iter().map(member).collect();
-    let declared: Vec<_> = declared_members(kernel)
-        .into_iter()
-        .map(|(name, at, scalar)| (name.to_string(), at, scalar))
-        .collect();
+    let found = found_members(kernel.name, module, params.ty);
+    let declared = declared_members(kernel.fields);
     assert_eq!(found, declared, "{}: parameters of the file, and of its declaration", kernel.name);
 
     let binding = |global: &naga::GlobalVariable| {
@@ -105,6 +111,15 @@ fn check_declaration(kernel: &Kernel, module: &naga::Module) {
     let declared: Vec<_> =
         (0..).zip(declared).map(|(number, (name, access))| (number, name, access)).collect();
     assert_eq!(found, declared, "{}: bindings of the file, and of its declaration", kernel.name);
+}
+
+#[test]
+fn rows_of_choices_are_as_declared() {
+    let source = Variant::of(&choose::choose_max::KERNEL).source(32, false);
+    let module = naga::front::wgsl::parse_str(&source).expect("a valid kernel");
+    let named = module.types.iter().find(|(_, ty)| ty.name.as_deref() == Some("Choice"));
+    let (ty, _) = named.expect("the struct");
+    assert_eq!(found_members("choose_max", &module, ty), declared_members(choose::RowChoice::FIELDS));
 }
 
 /// The module of a text, and what naga knows of it.

@@ -1,41 +1,107 @@
 //! Gated DeltaNet.
 
-use ::backend::{Batch, GatedDelta, GdnShape, GdnVectors, Handle, Result, Span};
+use ::backend::reference::GdnInputs;
+use ::backend::{Batch, GatedDelta, GdnShape, GdnVectors, Handle, Result};
 
+use super::layout::PartOfHeads;
+use super::spans::Spans;
 use super::{folded, word};
 use crate::kernels::gdn::{
-    CHUNK, CHUNK_WORDS, Columns, Convolution, Delta, ROWS, STEP_LANES, SliceThreads, Step, THREADS, WIDEST,
+    CHUNK, CHUNK_WORDS, Columns, Convolution, Delta, ROWS, STEP_ROWS, SliceThreads, Step, THREADS, WIDEST,
     conv, conv_step, conv_window, gdn, gdn_chunks, gdn_gates, gdn_qk_norm, gdn_raw, gdn_scan, gdn_step,
 };
-use crate::recurrent::Recurrent;
+use crate::pool::Buffer;
+use crate::slabs::RecurrentSlab;
 use crate::{Gpu, Tensor};
 
+/// What the projections of a layer have made.
+pub(crate) struct DeltaInputs {
+    /// `[q | k | v]` of each token, and values from one token's to the next one's.
+    pub qkv: Buffer,
+    pub stride: usize,
+    /// Of the decay and of the write strength, as they leave their projections.
+    pub gates: [Buffer; 2],
+    pub gate_stride: usize,
+    /// Of the gated norm.
+    pub z: Tensor,
+}
+
+impl DeltaInputs {
+    pub fn of(inputs: GdnInputs<Tensor>) -> Self {
+        let GdnInputs { qkv, z, b, a } = inputs;
+        let (stride, gate_stride) = (qkv.shape().cols, a.shape().cols);
+        let [qkv, a, b] = [qkv, a, b].map(|x| x.buffer().clone());
+        Self { qkv, stride, gates: [a, b], gate_stride, z }
+    }
+}
+
+/// Gates of the recurrence.
+#[derive(Clone, Copy)]
+pub(crate) enum Gates<'a> {
+    /// `g` and `beta`; queries and keys are normed.
+    Ready([&'a Tensor; 2]),
+    /// As they leave their projections, like queries and keys.
+    Raw(&'a DeltaInputs, &'a GdnVectors<Tensor>),
+}
+
+impl Spans<'_> {
+    /// The parameters of the recurrence's kernels.
+    fn delta(&self, shape: &GdnShape, gate_stride: usize) -> Delta {
+        Delta {
+            first_span: word(self.first),
+            shortest: word(*self.tokens.start()),
+            longest: word(*self.tokens.end()),
+            first_row: word(self.rows.start),
+            key_heads: word(shape.key_heads),
+            value_heads: word(shape.value_heads),
+            key_dim: word(shape.key_dim),
+            value_dim: word(shape.value_dim),
+            gate_stride: word(gate_stride),
+        }
+    }
+
+    /// Of each span, a workgroup for every `rows` rows of every head's state.
+    fn by_rows(&self, shape: &GdnShape, rows: usize) -> [u32; 3] {
+        [shape.value_dim.div_ceil(rows), shape.value_heads, self.count].map(word)
+    }
+}
+
 impl Gpu {
+    /// The convolution of spans of at least `shortest` tokens; other rows of the result are undefined. Rows
+    /// of `x` lie `stride` values apart.
     pub(crate) fn conv(
         &self,
-        x: &Tensor,
+        (x, stride): (&Buffer, usize),
         weight: &Tensor,
-        batch: &Batch<Self>,
-        states: &mut [&mut Recurrent],
+        (batch, shortest): (&Batch<Self>, usize),
+        slab: &mut RecurrentSlab,
     ) -> Result<Tensor> {
-        let channels = x.shape().cols;
+        let channels = slab.shape.channels();
         let y = self.tensor(batch.rows(), channels)?;
-        for (span, state) in batch.spans().iter().zip(states) {
-            let params = Convolution {
-                tokens: word(span.len),
-                first_row: word(span.row),
-                channels: word(channels),
-                kernel: word(state.shape.kernel),
-            };
-            let (x, weight, window, y) = (x.buffer(), weight.buffer(), &state.window, y.buffer());
-            if span.len <= self.device.profile.convolution_tokens {
-                let bindings = conv_step::Bindings { x, weight, window, y };
-                self.run_each(conv_step::call(params, bindings), channels);
-            } else {
-                let bindings = conv::Bindings { x, weight, window, y };
-                self.run_each(conv::call(params, bindings), span.len * channels);
-                self.run_each(conv_window::call(params, conv_window::Bindings { x, window }), channels);
-            }
+        let windows = &slab.windows_of_step(batch.spans());
+        let (steps, weight, y_of) = (&batch.data().steps, weight.buffer(), y.buffer());
+        let params = |spans: &Spans<'_>| Convolution {
+            spans: word(batch.spans().len()),
+            first_span: word(spans.first),
+            shortest: word(*spans.tokens.start()),
+            longest: word(*spans.tokens.end()),
+            first_row: word(spans.rows.start),
+            rows: word(spans.rows.len()),
+            channels: word(channels),
+            stride: word(stride),
+            kernel: word(slab.shape.kernel),
+        };
+        let by_channel = |spans: &Spans<'_>| [word(channels.div_ceil(THREADS)), word(spans.count), 1];
+        let few = self.device.profile.convolution_tokens;
+        if let Some(spans) = Spans::of(batch, shortest..=few) {
+            let bindings = conv_step::Bindings { x, steps, weight, windows, y: y_of };
+            self.run(conv_step::call(params(&spans), bindings), by_channel(&spans));
+        }
+        if let Some(spans) = Spans::of(batch, shortest.max(few + 1)..=usize::MAX) {
+            let bindings = conv::Bindings { x, steps, weight, windows, y: y_of };
+            self.run_each(conv::call(params(&spans), bindings), spans.rows.len() * channels);
+            let bindings = conv_window::Bindings { x, steps, windows };
+            self.run(conv_window::call(params(&spans), bindings), by_channel(&spans));
         }
         Ok(y)
     }
@@ -57,138 +123,173 @@ impl Gpu {
         Ok(y)
     }
 
-    pub(crate) fn gdn_gates_of(&self, [a, b, a_log, dt_bias]: [&Tensor; 4]) -> Result<(Tensor, Tensor)> {
-        let (rows, heads) = (a.shape().rows, a.shape().cols);
+    /// `g` and `beta` of so many rows, which lie `stride` values apart in `a` and in `b`.
+    pub(crate) fn gdn_gates_of(
+        &self,
+        ([a, b], stride): ([&Buffer; 2], usize),
+        rows: usize,
+        vectors: &GdnVectors<Tensor>,
+    ) -> Result<(Tensor, Tensor)> {
+        let heads = vectors.a_log.shape().cols;
         let (g, beta) = (self.tensor(rows, heads)?, self.tensor(rows, heads)?);
-        let [a, b, a_log, dt_bias] = [a, b, a_log, dt_bias].map(Tensor::buffer);
+        let [a_log, dt_bias] = [&vectors.a_log, &vectors.dt_bias].map(Tensor::buffer);
         let bindings = gdn_gates::Bindings { a, b, a_log, dt_bias, g: g.buffer(), beta: beta.buffer() };
-        let params = gdn_gates::Params { len: word(rows * heads), heads: word(heads) };
+        let params = gdn_gates::Params { len: word(rows * heads), heads: word(heads), stride: word(stride) };
         self.run_each(gdn_gates::call(params, bindings), rows * heads);
         Ok((g, beta))
     }
 
-    /// The recurrence over one sequence, token by token. With `raw`, queries, keys and gates are as they leave their projections.
-    fn by_token(
+    /// The recurrence over spans of at least `shortest` tokens, into their rows of `y`.
+    pub(crate) fn recurrence(
         &self,
-        inputs: [&Tensor; 3],
-        raw: Option<&GdnVectors<Tensor>>,
-        span: &Span,
-        state: &Recurrent,
-        y: &Tensor,
-    ) {
-        let (consts, params) = (Columns::choose(state.shape.key_dim), params(span, &state.shape));
-        let ([qkv, a, b], state_of, y) = (inputs.map(Tensor::buffer), &state.matrices, y.buffer());
-        let call = match raw {
-            Some(weights) => {
-                let [a_log, dt_bias] = [&weights.a_log, &weights.dt_bias].map(Tensor::buffer);
-                let bindings = gdn_raw::Bindings { qkv, state: state_of, y, a, b, a_log, dt_bias };
-                gdn_raw::call(consts, params, bindings)
-            }
-            None => gdn::call(consts, params, gdn::Bindings { qkv, state: state_of, y, g: a, beta: b }),
-        };
-        self.run(call, by_rows(&state.shape));
-    }
-
-    /// The recurrence over one sequence, a chunk of tokens at a time.
-    fn by_chunk(
-        &self,
-        [qkv, g, beta]: [&Tensor; 3],
-        span: &Span,
-        state: &Recurrent,
+        qkv: &Tensor,
+        gates: Gates<'_>,
+        (batch, shortest): (&Batch<Self>, usize),
+        slab: &RecurrentSlab,
         y: &Tensor,
     ) -> Result<()> {
-        let shape = &state.shape;
-        let count = span.len.div_ceil(CHUNK);
+        let chunked = if slab.shape.key_dim <= WIDEST { CHUNK } else { usize::MAX };
+        if let Some(spans) = Spans::of(batch, shortest..=chunked - 1) {
+            self.by_token(qkv, gates, (batch, &spans), slab, y);
+        }
+        let Some(spans) = Spans::of(batch, chunked..=usize::MAX) else { return Ok(()) };
+        match gates {
+            Gates::Ready(gates) => self.by_chunk(qkv, gates, (batch, &spans), slab, y),
+            Gates::Raw(inputs, vectors) => {
+                let raw = (inputs.gates.each_ref(), inputs.gate_stride);
+                let (g, beta) = self.gdn_gates_of(raw, batch.rows(), vectors)?;
+                let qkv = self.gdn_qk_norm_of(qkv, &slab.shape)?;
+                self.by_chunk(&qkv, [&g, &beta], (batch, &spans), slab, y)
+            }
+        }
+    }
+
+    /// The recurrence token by token.
+    fn by_token(
+        &self,
+        qkv: &Tensor,
+        gates: Gates<'_>,
+        (batch, spans): (&Batch<Self>, &Spans<'_>),
+        slab: &RecurrentSlab,
+        y: &Tensor,
+    ) {
+        let shape = &slab.shape;
+        let consts = Columns::choose(shape.key_dim);
+        let (qkv, steps, state, y) = (qkv.buffer(), &batch.data().steps, slab.matrices(), y.buffer());
+        let call = match gates {
+            Gates::Raw(inputs, vectors) => {
+                let [a, b] = &inputs.gates;
+                let [a_log, dt_bias] = [&vectors.a_log, &vectors.dt_bias].map(Tensor::buffer);
+                let bindings = gdn_raw::Bindings { qkv, steps, state, y, a, b, a_log, dt_bias };
+                gdn_raw::call(consts, spans.delta(shape, inputs.gate_stride), bindings)
+            }
+            Gates::Ready(gates) => {
+                let [g, beta] = gates.map(Tensor::buffer);
+                let bindings = gdn::Bindings { qkv, steps, state, y, g, beta };
+                gdn::call(consts, spans.delta(shape, shape.value_heads), bindings)
+            }
+        };
+        self.run(call, spans.by_rows(shape, ROWS));
+    }
+
+    /// The recurrence a chunk of tokens at a time.
+    fn by_chunk(
+        &self,
+        qkv: &Tensor,
+        gates: [&Tensor; 2],
+        (batch, spans): (&Batch<Self>, &Spans<'_>),
+        slab: &RecurrentSlab,
+        y: &Tensor,
+    ) -> Result<()> {
+        let shape = &slab.shape;
+        // Every span may leave a chunk that is not full.
+        let count = spans.rows.len() / CHUNK + spans.count;
         let chunks = self.tensor(count * shape.value_heads, CHUNK_WORDS)?;
-        let params = params(span, shape);
-        let [qkv, g, beta, chunks] = [qkv, g, beta, &chunks].map(Tensor::buffer);
-        let grid = [word(count), word(shape.value_heads), 1];
-        self.run(gdn_chunks::call(params, gdn_chunks::Bindings { qkv, g, beta, chunks }), grid);
-        let bindings = gdn_scan::Bindings { qkv, chunks, state: &state.matrices, y: y.buffer() };
-        self.run(gdn_scan::call(params, bindings), by_rows(shape));
+        let params = spans.delta(shape, shape.value_heads);
+        let steps = &batch.data().steps;
+        let [qkv, g, beta, chunks] = [qkv, gates[0], gates[1], &chunks].map(Tensor::buffer);
+        let grid = [spans.most().div_ceil(CHUNK), shape.value_heads, spans.count].map(word);
+        self.run(gdn_chunks::call(params, gdn_chunks::Bindings { qkv, steps, g, beta, chunks }), grid);
+        let bindings = gdn_scan::Bindings { qkv, steps, chunks, state: slab.matrices(), y: y.buffer() };
+        self.run(gdn_scan::call(params, bindings), spans.by_rows(shape, ROWS));
         Ok(())
     }
 
-    /// A whole step of one token whose projections lie in one buffer; `None` where that is not so, or a head does not fit.
+    /// Whole steps of all spans of one token, into their rows of `y`. Returns false where their projections
+    /// do not lie in one buffer, or a head does not fit.
     pub(crate) fn gdn_step(
         &self,
-        qkv: &Tensor,
-        [a_at, b_at]: [usize; 2],
+        inputs: &DeltaInputs,
         w: &GatedDelta<Gpu>,
-        state: &mut Recurrent,
-    ) -> Result<Option<Tensor>> {
-        let (shape, weights) = (&w.shape, &w.vectors);
-        let GdnShape { key_heads, value_heads, key_dim, value_dim, kernel } = *shape;
-        let Some(consts) = Step::choose(key_dim, kernel).filter(|_| qkv.shape().rows == 1) else {
-            return Ok(None);
+        batch: &Batch<Self>,
+        slab: &mut RecurrentSlab,
+        y: &Tensor,
+    ) -> bool {
+        let GdnShape { key_heads, value_heads, key_dim, value_dim, kernel } = w.shape;
+        let DeltaInputs { qkv, stride, gates, gate_stride, .. } = inputs;
+        let [Some(a_at), Some(b_at)] = gates.each_ref().map(|gate| qkv.distance_to(gate)) else {
+            return false;
         };
-        let y = self.tensor(1, shape.value_total())?;
+        let one_stride = stride == gate_stride || batch.rows() == 1;
+        let Some(spans) = Spans::of(batch, 1..=1) else { return true };
+        let (profile, heads) = (&self.device.profile, value_heads * spans.count);
+        let consts = Step::choose(profile, [key_dim, value_dim], kernel, heads);
+        let Some(consts) = consts.filter(|_| one_stride) else { return false };
         let params = gdn_step::Params {
+            first_span: word(spans.first),
             key_heads: word(key_heads),
             value_heads: word(value_heads),
             key_dim: word(key_dim),
             value_dim: word(value_dim),
-            a_at: word(a_at),
-            b_at: word(b_at),
+            stride: word(*stride),
+            a_at: (a_at / 4) as u32,
+            b_at: (b_at / 4) as u32,
         };
+        let windows = slab.windows_of_step(batch.spans());
         let bindings = gdn_step::Bindings {
-            x: qkv.buffer(),
-            taps: weights.conv.buffer(),
-            a_log: weights.a_log.buffer(),
-            dt_bias: weights.dt_bias.buffer(),
-            window: &state.window,
-            next_window: &state.next_window,
-            state: &state.matrices,
+            x: qkv,
+            taps: w.vectors.conv.buffer(),
+            a_log: w.vectors.a_log.buffer(),
+            dt_bias: w.vectors.dt_bias.buffer(),
+            steps: &batch.data().steps,
+            windows: &windows,
+            state: slab.matrices(),
             y: y.buffer(),
         };
-        let grid = [word(value_dim.div_ceil(THREADS / STEP_LANES)), word(value_heads), 1];
-        self.run(gdn_step::call(consts, params, bindings), grid);
-        std::mem::swap(&mut state.window, &mut state.next_window);
-        Ok(Some(y))
+        self.run(
+            gdn_step::call(consts, params, bindings),
+            spans.by_rows(&w.shape, STEP_ROWS * consts.turns as usize),
+        );
+        true
     }
 
-    pub(crate) fn gdn_of(
+    /// What the projections of several tokens make, as one product; `None` where their matrices are not one
+    /// stack.
+    pub(crate) fn joined_delta(&self, h: &Tensor, w: &GatedDelta<Gpu>) -> Result<Option<DeltaInputs>> {
+        let [qkv, z, b, a] = w.projections.matrices() else { return Ok(None) };
+        let Some(y) = self.joined_products(h, &w.norm, &w.projections)? else { return Ok(None) };
+        let (first, stride, width) = (qkv.first, y.shape().cols, w.shape.value_total());
+        let z = PartOfHeads { heads: 1, stride, offset: z.first - first, width };
+        let gates = [a, b].map(|gate| y.buffer().behind(4 * (gate.first - first) as u64));
+        let z = self.part_of_heads(&y, z)?;
+        Ok(Some(DeltaInputs { qkv: y.buffer().clone(), stride, gates, gate_stride: stride, z }))
+    }
+
+    /// Convolution, norms, gates and recurrence.
+    pub(crate) fn delta_of(
         &self,
-        inputs: [&Tensor; 3],
-        raw: Option<&GdnVectors<Tensor>>,
+        inputs: &DeltaInputs,
+        w: &GatedDelta<Gpu>,
         batch: &Batch<Self>,
-        states: &mut [&mut Recurrent],
+        slab: &mut RecurrentSlab,
     ) -> Result<Tensor> {
-        let shape = states[0].shape;
-        let in_chunks = |span: &Span| span.len >= CHUNK && shape.key_dim <= WIDEST;
-        let y = self.tensor(batch.rows(), shape.value_total())?;
-        let normed = match raw {
-            Some(weights) if batch.spans().iter().any(in_chunks) => {
-                let [qkv, a, b] = inputs;
-                let (g, beta) = self.gdn_gates_of([a, b, &weights.a_log, &weights.dt_bias])?;
-                Some([self.gdn_qk_norm_of(qkv, &shape)?, g, beta])
-            }
-            _ => None,
-        };
-        for (span, state) in batch.spans().iter().zip(states) {
-            if in_chunks(span) {
-                self.by_chunk(normed.as_ref().map_or(inputs, |normed| normed.each_ref()), span, state, &y)?;
-            } else {
-                self.by_token(inputs, raw, span, state, &y);
-            }
+        let y = self.tensor(batch.rows(), w.shape.value_total())?;
+        let shortest = if self.gdn_step(inputs, w, batch, slab, &y) { 2 } else { 1 };
+        if batch.spans().iter().any(|span| span.len >= shortest) {
+            let (x, gates) = ((&inputs.qkv, inputs.stride), Gates::Raw(inputs, &w.vectors));
+            let qkv = self.conv(x, &w.vectors.conv, (batch, shortest), slab)?;
+            self.recurrence(&qkv, gates, (batch, shortest), slab, &y)?;
         }
         Ok(y)
     }
-}
-
-/// The parameters of the recurrence's kernels.
-fn params(span: &Span, shape: &GdnShape) -> Delta {
-    Delta {
-        tokens: word(span.len),
-        first_row: word(span.row),
-        key_heads: word(shape.key_heads),
-        value_heads: word(shape.value_heads),
-        key_dim: word(shape.key_dim),
-        value_dim: word(shape.value_dim),
-    }
-}
-
-/// A workgroup for every few rows of every head's state.
-fn by_rows(shape: &GdnShape) -> [u32; 3] {
-    [shape.value_dim.div_ceil(ROWS) as u32, shape.value_heads as u32, 1]
 }

@@ -2,14 +2,17 @@
 
 pub(crate) mod attention;
 pub(crate) mod attention_step;
+pub(crate) mod choose;
 pub(crate) mod elementwise;
 pub(crate) mod gdn;
+pub(crate) mod latent;
 pub(crate) mod layout;
 pub(crate) mod norm;
 pub(crate) mod product;
 pub(crate) mod rope;
 pub(crate) mod rounded;
 pub(crate) mod route;
+pub(crate) mod spans;
 pub(crate) mod top;
 
 use ::backend::{Result, Shape};

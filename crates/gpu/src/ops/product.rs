@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use ::backend::{Activation, Batch, Handle, HeadShape, Result, Shape};
+use ::backend::{Activation, Batch, Handle, HeadShape, Norm, Result, Shape};
 
 use super::rounded::{Besides, Digits, NormRef, Prologue, digits_at};
 use super::route::Routes;
@@ -67,7 +67,7 @@ impl Gpu {
 
     pub(crate) fn embed_of(&self, table: &Matrix, batch: &Batch<Self>, factor: f32) -> Result<Tensor> {
         let stack = &table.stack;
-        let (rows, tokens) = (batch.rows(), &batch.data().tokens);
+        let (rows, data) = (batch.rows(), batch.data());
         let y = self.tensor(rows, stack.cols)?;
         for part in &stack.parts {
             let params = embed::Params {
@@ -75,10 +75,12 @@ impl Gpu {
                 first: word(part.rows.start),
                 end: word(part.rows.end),
                 tokens: word(rows),
+                tokens_at: word(data.tokens_at),
                 factor,
             };
-            let bindings =
-                embed::Bindings { codes: &part.codes, scales: &part.scales, tokens, y: y.buffer() };
+            let (steps, last) = (&data.steps, &data.last);
+            let (codes, scales) = (&part.codes, &part.scales);
+            let bindings = embed::Bindings { codes, scales, steps, last, y: y.buffer() };
             let consts = FormatOnly { format: stack.format };
             self.run_each(embed::call(consts, params, bindings), rows * stack.eights());
         }
@@ -177,7 +179,23 @@ impl Gpu {
         }
         let parts =
             weights.matrices().iter().map(|w| self.product(&input, w, None)).collect::<Result<_>>()?;
-        Ok(Projections { parts, places: Vec::new() })
+        Ok(Projections { parts, joined: false })
+    }
+
+    /// What several matrices make of `rms(h) * w` of several tokens as one product, a row for each token with
+    /// all results; `None` where they are not one stack, or results do not fit a binding.
+    pub(crate) fn joined_products(
+        &self,
+        h: &Tensor,
+        norm: &Norm<Tensor>,
+        weights: &Linear,
+    ) -> Result<Option<Tensor>> {
+        let largest = self.device.largest_binding;
+        let fits = |rows: &Range<usize>| (4 * h.shape().rows * rows.len()) as u64 <= largest;
+        let Some(rows) = weights.rows_of_stack().filter(fits) else { return Ok(None) };
+        let x = self.rms_norm_of(h, Some(&norm.w), h.shape().cols, norm.eps)?;
+        let bias = weights.only().bias.as_ref();
+        self.product_with(&self.input(&x)?, weights.stack(), rows, bias, None).map(Some)
     }
 
     pub(crate) fn head_product(&self, x: &Tensor, weights: &HeadMatrices) -> Result<Tensor> {
@@ -464,19 +482,19 @@ impl Gpu {
 /// What several matrices have made of one input.
 pub(crate) struct Projections {
     pub parts: Vec<Tensor>,
-    /// Where each begins behind the first, in values, where all are parts of one buffer.
-    pub places: Vec<usize>,
+    /// Whether all are parts of one buffer, as far behind the first as their matrices are.
+    pub joined: bool,
 }
 
 impl Projections {
     /// One token's product with neighbours in one stack.
     pub fn of(y: &Tensor, weights: &Linear) -> Self {
         let first = weights.only().first;
-        let places: Vec<usize> = weights.matrices().iter().map(|w| w.first - first).collect();
-        let part = |(w, at): (&Matrix, &usize)| {
-            Tensor::new(Shape { rows: 1, cols: w.rows }, y.buffer().behind(4 * *at as u64))
+        let part = |w: &Matrix| {
+            let buffer = y.buffer().behind(4 * (w.first - first) as u64);
+            Tensor::new(Shape { rows: 1, cols: w.rows }, buffer)
         };
-        Self { parts: weights.matrices().iter().zip(&places).map(part).collect(), places }
+        Self { parts: weights.matrices().iter().map(part).collect(), joined: true }
     }
 }
 

@@ -1,13 +1,14 @@
-//! Rotary positions. Angles are computed on the host in f64, since positions times frequencies reach tens of thousands of
-//! radians, once per batch and embedding.
+//! What a batch brings to the device: places and rotary positions. Angles are computed on the host in f64,
+//! since positions times frequencies reach tens of thousands of radians, once per batch and embedding.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use ::backend::{Batch, Handle, Pairing, Result, RopeSpec, Shape, Span};
+use ::backend::{Batch, Error, Handle, Pairing, Result, RopeSpec, Shape, Span, StepTables};
 
 use super::word;
 use crate::kernels::elementwise::rope;
 use crate::pool::Buffer;
+use crate::slabs::Slabs;
 use crate::{Gpu, Tensor};
 
 /// A rotary embedding known to the backend, so that every batch brings its angles along.
@@ -55,58 +56,117 @@ impl Ropes {
     }
 }
 
-/// What a batch brings to the device: its tokens, and angles for its positions.
+/// What a batch brings to the device, in one buffer: what its sequences are and where they have their places
+/// (`pieces/steps.wgsl`), its tokens, and angles for its positions.
 pub struct Positions {
-    pub(crate) tokens: Buffer,
-    angles: Buffer,
+    pub(crate) steps: Buffer,
+    /// The words of each span's tokens.
+    pub(crate) tokens_at: usize,
+    /// Where tokens are that the host does not know.
+    pub(crate) last: Buffer,
     /// Where each embedding's angles begin, in pairs of numbers.
     places: Vec<(Arc<RopeSpec>, usize)>,
+    /// Where the tables of each group of layers begin, and words of one.
+    groups: Vec<(usize, usize)>,
+    /// The group of each layer with keys.
+    of_layers: Vec<Option<usize>>,
 }
 
-/// Appends cosine and sine for every token and pair.
-fn push_angles(spec: &RopeSpec, spans: &[Span], out: &mut Vec<f32>) {
+impl Positions {
+    /// Where the tables of a layer with keys begin in `steps`, and words from one span's to the next one's.
+    pub(crate) fn table(&self, layer: usize) -> (usize, usize) {
+        self.of_layers.get(layer).copied().flatten().map_or((0, 0), |group| self.groups[group])
+    }
+}
+
+/// A token that only the device knows: the last one of a slot, whose index is in the other bits.
+pub(crate) const FOLLOWS: u32 = 1 << 31;
+
+/// The words of `pieces/steps.wgsl`, and where the tables of each group begin, with the words of one.
+fn step_words(spans: &[Span], tables: &StepTables) -> (Vec<u32>, Vec<(usize, usize)>) {
+    let mut words = Vec::new();
+    for span in spans {
+        words.extend([word(span.row), word(span.len), word(span.position), span.state]);
+    }
+    for (i, span) in spans.iter().enumerate() {
+        words.extend(std::iter::repeat_n(word(i), span.len));
+    }
+    let mut groups = Vec::with_capacity(tables.groups().len());
+    for tables in tables.groups() {
+        let stride = 1 + tables.iter().map(|table| table.held.len()).max().unwrap_or_default();
+        groups.push((words.len(), stride));
+        for table in tables {
+            let next = words.len() + stride;
+            words.push(word(table.passed));
+            words.extend_from_slice(&table.held);
+            words.resize(next, 0);
+        }
+    }
+    (words, groups)
+}
+
+/// Appends cosine and sine for every token and pair; returns where they begin, in pairs of numbers.
+fn push_angles(spec: &RopeSpec, spans: &[Span], out: &mut Vec<u32>) -> usize {
+    out.resize(out.len().next_multiple_of(2), 0);
+    let first = out.len() / 2;
     for position in spans.iter().flat_map(|span| span.position..span.position + span.len) {
         for frequency in &spec.inv_freq {
             let (sin, cos) = (position as f64 * frequency).sin_cos();
-            out.extend([(cos * spec.factor) as f32, (sin * spec.factor) as f32]);
+            out.extend([cos, sin].map(|part| ((part * spec.factor) as f32).to_bits()));
         }
     }
+    first
 }
 
 impl Gpu {
-    pub(crate) fn positions(&self, tokens: &[u32], spans: &[Span]) -> Result<Positions> {
-        let ids = self.pool.take(4 * tokens.len() as u64)?;
-        self.recorder.write(&ids, bytemuck::cast_slice(tokens));
-        self.positions_of(ids, spans)
-    }
-
-    /// The same for tokens that are there.
-    pub(crate) fn positions_of(&self, tokens: Buffer, spans: &[Span]) -> Result<Positions> {
+    pub(crate) fn positions(
+        &self,
+        tokens: &[u32],
+        spans: &[Span],
+        tables: &StepTables,
+        slabs: &Slabs,
+    ) -> Result<Positions> {
         // A step begins.
         self.pool.wake();
-        let mut places = Vec::new();
-        let mut values = Vec::new();
-        for spec in self.ropes.all() {
-            places.push((spec.clone(), values.len() / 2));
-            push_angles(&spec, spans, &mut values);
+        let (mut words, groups) = step_words(spans, tables);
+        let tokens_at = words.len();
+        for span in spans {
+            match span.follows {
+                true if span.slot.index() < slabs.slots() => words.push(FOLLOWS | word(span.slot.index())),
+                true => {
+                    return Err(Error::Unsupported("a token that was chosen last where none was".into()));
+                }
+                false => words.extend_from_slice(&tokens[span.rows()]),
+            }
         }
-        let angles = self.pool.take(4 * values.len() as u64)?;
-        self.recorder.write(&angles, bytemuck::cast_slice(&values));
-        Ok(Positions { tokens, angles, places })
+        let places = self.ropes.all().into_iter().map(|spec| {
+            let first = push_angles(&spec, spans, &mut words);
+            (spec, first)
+        });
+        let places = places.collect();
+        let of_layers =
+            (0..tables.layers().shapes().len()).map(|layer| tables.layers().group(layer)).collect();
+        let steps = self.step_buffer(&words)?;
+        Ok(Positions { steps, tokens_at, last: slabs.last().clone(), places, groups, of_layers })
     }
 
-    /// Where a batch's angles of an embedding are, in pairs of numbers.
+    fn step_buffer(&self, words: &[u32]) -> Result<Buffer> {
+        let buffer = self.pool.take(4 * words.len() as u64)?;
+        self.recorder.write(&buffer, bytemuck::cast_slice(words));
+        Ok(buffer)
+    }
+
+    /// Where a batch's angles of an embedding are, in pairs of numbers, in a buffer that begins as `steps`
+    /// does.
     pub(crate) fn angles_of(&self, rope: &Rope, batch: &Batch<Self>) -> Result<(Buffer, usize)> {
         let data = batch.data();
         if let Some((_, first)) = data.places.iter().find(|(spec, _)| Arc::ptr_eq(spec, &rope.0)) {
-            return Ok((data.angles.clone(), *first));
+            return Ok((data.steps.clone(), *first));
         }
         // Made after the batch.
-        let mut values = Vec::new();
-        push_angles(&rope.0, batch.spans(), &mut values);
-        let late = self.pool.take(4 * values.len() as u64)?;
-        self.recorder.write(&late, bytemuck::cast_slice(&values));
-        Ok((late, 0))
+        let (mut words, _) = step_words(batch.spans(), batch.tables());
+        let first = push_angles(&rope.0, batch.spans(), &mut words);
+        Ok((self.step_buffer(&words)?, first))
     }
 
     pub(crate) fn rope_of(

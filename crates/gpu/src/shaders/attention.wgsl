@@ -1,37 +1,40 @@
-// Softmax-weighted sums of values over a range of positions, for ROWS query rows that share a key head: the heads of its
-// group, of one token or of several. With several splits, each writes what it has to `partial`, and attention_merge
-// puts them together.
+// Softmax-weighted sums of values over positions of spans, for ROWS query rows that share a key head: the heads of its
+// group, of one token or of several. Where workgroups share the positions of a span in parts, each writes what it has, and
+// attention_merge puts them together.
 //
 // A workgroup goes through the positions THREADS at a time: first a thread is a position, and has its score for every
 // row; then a thread is a word of value channels, and adds the values of all these positions.
 struct Params {
-    tokens: u32,
-    // First row of this sequence in the batch, and its position.
+    // Spans from `first_span` on, of which those are taken that have from `shortest` to `longest` tokens; rows of the batch
+    // from the first of them on.
+    first_span: u32,
+    shortest: u32,
+    longest: u32,
     first_row: u32,
-    position: u32,
+    rows: u32,
     // Query heads, key heads.
     heads: u32,
     key_heads: u32,
     // A query is [q | q_more].
     width: u32,
     width_more: u32,
-    // Words of a head in the caches of keys and values, of its value channels; value channels.
+    // Words of a head in the slabs of keys and values, of its value channels; value channels.
     key_words: u32,
     value_stride: u32,
     value_words: u32,
     value_width: u32,
-    slots: u32,
-    // Positions the sequence has.
-    len: u32,
-    // 0 all, 1 causal, else one more than the window.
+    // Where the tables of all spans begin, and words from one to the next.
+    table: u32,
+    table_stride: u32,
+    // 0 for none.
     window: u32,
     scale: f32,
     // 0 for none.
     soft_cap: f32,
-    splits: u32,
-    // Positions of a split.
-    split_len: u32,
-    // Workgroups that share the value channels of a split.
+    // Most parts of a span, and positions of a part.
+    parts: u32,
+    part_len: u32,
+    // Workgroups that share the value channels of a part.
     chunks: u32,
 }
 @group(1) @binding(0) var<uniform> params: Params;
@@ -40,8 +43,9 @@ struct Params {
 @group(0) @binding(1) var<storage, read> q_more: array<f32>;
 @group(0) @binding(2) var<storage, read> keys: array<u32>;
 @group(0) @binding(3) var<storage, read> values: array<u32>;
-// [token][head][value channel], or, with splits, [split][token][head][max, sum, value channels].
+// [row][head][value channel], or, with parts, [part][row][head][max, sum, value channels].
 @group(0) @binding(4) var<storage, read_write> y: array<f32>;
+@group(0) @binding(5) var<storage, read> steps: array<u32>;
 
 // Words of the value channels that a workgroup takes: THREADS * WORDS.
 const CHANNELS: u32 = WORDS * WORD_VALUES;
@@ -72,22 +76,29 @@ fn main(place: Place) {
     let thread = place.thread;
     let group = params.heads / params.key_heads;
     let head = place.workgroup.y;
-    let split = place.workgroup.z / params.chunks;
     let chunk = place.workgroup.z % params.chunks;
+    let part = place.workgroup.z / params.chunks % params.parts;
+    let number = params.first_span + place.workgroup.z / params.chunks / params.parts;
+    let span = span_of(number);
     let first = place.workgroup.x * ROWS;
-    let count = params.tokens * group;
+    let count = span.len * group;
+    let taken = span.len >= params.shortest && span.len <= params.longest;
+    if !taken || first >= count || part >= parts_of(span) {
+        return;
+    }
+    let blocks = blocks_of(params.table + number * params.table_stride);
     // Rows beyond the last repeat it, and are not written.
-    var tokens: array<u32, ROWS>;
+    var positions: array<u32, ROWS>;
     var rows: array<u32, ROWS>;
     for (var r = 0u; r < ROWS; r++) {
         let n = min(first + r, count - 1u);
-        tokens[r] = n / group;
-        rows[r] = (params.first_row + n / group) * params.heads + head * group + n % group;
+        positions[r] = span.position + n / group;
+        rows[r] = (span.row + n / group) * params.heads + head * group + n % group;
     }
     let quads = (params.width + params.width_more + 3u) / 4u;
     for (var i = thread; i < ROWS * quads; i += THREADS) {
         let n = min(first + i / quads, count - 1u);
-        let row = (params.first_row + n / group) * params.heads + head * group + n % group;
+        let row = (span.row + n / group) * params.heads + head * group + n % group;
         let c = i % quads * 4u;
         queries[i] = params.scale * vec4(query(row, c), query(row, c + 1u), query(row, c + 2u), query(row, c + 3u));
     }
@@ -102,9 +113,10 @@ fn main(place: Place) {
     for (var i = 0u; i < ROWS * CHANNELS; i++) {
         results[i] = 0.0;
     }
+    let part_begin = parts_begin(span) + part * params.part_len;
     let range = vec2(
-        max(seen(tokens[0]).x, split * params.split_len),
-        min(seen(tokens[ROWS - 1u]).y, (split + 1u) * params.split_len),
+        max(first_seen(positions[0]), part_begin),
+        min(positions[ROWS - 1u] + 1u, part_begin + params.part_len),
     );
     workgroupBarrier();
 
@@ -116,16 +128,16 @@ fn main(place: Place) {
             scores[r] = 0.0;
         }
         if position < range.y {
-            let row = position % params.slots * params.key_heads + head;
+            let row = place_in(blocks, position) * params.key_heads + head;
             // Four quads at once: their loads do not wait for each other.
             for (var c = 0u; c < quads; c += 4u) {
-                var part: array<vec4<f32>, 4>;
+                var four: array<vec4<f32>, 4>;
                 for (var i = 0u; i < 4u; i++) {
-                    part[i] = key_quad(row, min(c + i, quads - 1u));
+                    four[i] = key_quad(row, min(c + i, quads - 1u));
                 }
                 for (var i = 0u; i < min(4u, quads - c); i++) {
                     for (var r = 0u; r < ROWS; r++) {
-                        scores[r] += dot(queries[r * quads + c + i], part[i]);
+                        scores[r] += dot(queries[r * quads + c + i], four[i]);
                     }
                 }
             }
@@ -134,8 +146,7 @@ fn main(place: Place) {
             if params.soft_cap != 0.0 {
                 scores[r] = params.soft_cap * bounded_tanh(scores[r] / params.soft_cap);
             }
-            let limits = seen(tokens[r]);
-            if position >= range.y || position < limits.x || position >= limits.y {
+            if position >= range.y || position < first_seen(positions[r]) || position > positions[r] {
                 scores[r] = LOWEST;
             }
             weights[r * THREADS + thread] = scores[r];
@@ -177,8 +188,8 @@ fn main(place: Place) {
                 for (var j = 0u; j < n; j += AHEAD) {
                     var pairs: array<vec2<f32>, AHEAD>;
                     for (var i = 0u; i < AHEAD; i++) {
-                        let slot = (start + min(j + i, n - 1u)) % params.slots;
-                        pairs[i] = value_pair(slot * params.key_heads + head, word);
+                        let slab_row = place_in(blocks, start + min(j + i, n - 1u));
+                        pairs[i] = value_pair(slab_row * params.key_heads + head, word);
                     }
                     for (var i = 0u; i < AHEAD; i++) {
                         for (var r = 0u; r < ROWS; r++) {
@@ -200,11 +211,11 @@ fn main(place: Place) {
         weights[r * THREADS + thread] = sums[r];
     }
     workgroupBarrier();
-    var part = 0.0;
+    var own_sum = 0.0;
     for (var i = thread % LANES; i < THREADS; i += LANES) {
-        part += weights[thread / LANES * THREADS + i];
+        own_sum += weights[thread / LANES * THREADS + i];
     }
-    lane_values[thread] = part;
+    lane_values[thread] = own_sum;
     workgroupBarrier();
     if thread < ROWS {
         var sum = 0.0;
@@ -215,15 +226,15 @@ fn main(place: Place) {
     }
     workgroupBarrier();
 
-    let several = params.splits > 1u;
+    let several = params.parts > 1u;
     let stride = params.value_width + select(0u, 2u, several);
     for (var r = 0u; r < ROWS; r++) {
         if first + r >= count {
             break;
         }
-        // Partial results count the rows of this sequence only.
-        let place_row = rows[r] - select(0u, params.first_row * params.heads, several);
-        let at = (split * params.tokens * params.heads * select(0u, 1u, several) + place_row) * stride;
+        // Partial results count the rows from the first span on.
+        let before = part * params.rows * params.heads - params.first_row * params.heads;
+        let at = (rows[r] + select(0u, before, several)) * stride;
         if several && thread == 0u && chunk == 0u {
             y[at] = row_max[r];
             y[at + 1u] = row_sum[r];

@@ -1,5 +1,5 @@
-// Attention of one token over many positions on the GPU's matrix units: the query heads that share a key head are the rows of a piece of
-// 16, and a workgroup has SPLIT positions. First each subgroup has scores of 16 positions, then sums of 16 channels. Keys and values go
+// Attention of spans of one token over many positions on the GPU's matrix units: the query heads that share a key head are the rows of a piece
+// of 16, and a workgroup has SPLIT positions of a span. First each subgroup has scores of 16 positions, then sums of 16 channels. Keys and values go
 // through shared memory, two slices ahead in registers. What a workgroup has is put together with the others' by attention_merge.
 struct Params {
     // Query heads, key heads.
@@ -8,19 +8,23 @@ struct Params {
     // A query is [q | q_more]: quads of them.
     quads: u32,
     quads_more: u32,
-    // Eights of a head in the caches of keys and values; value channels.
+    // Eights of a head in the slabs of keys and values; value channels.
     key_eights: u32,
     value_eights: u32,
     value_width: u32,
-    slots: u32,
-    // Positions: the first that is seen, and one past the last.
-    begin: u32,
-    end: u32,
+    // 0 for none.
+    window: u32,
     scale: f32,
     // 0 for none.
     soft_cap: f32,
-    // Row of the batch that the token is.
-    token: u32,
+    // Spans from this one on, of which longer ones are not taken.
+    first_span: u32,
+    spans: u32,
+    // Where the tables of all spans begin, and words from one to the next.
+    table: u32,
+    table_stride: u32,
+    // Positions of a part: SPLIT.
+    part_len: u32,
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
@@ -31,11 +35,12 @@ struct Halves {
 
 @group(0) @binding(0) var<storage, read> q: array<vec4<f32>>;
 @group(0) @binding(1) var<storage, read> q_more: array<vec4<f32>>;
-// [slot][key head][channel]
+// [place][key head][channel]
 @group(0) @binding(2) var<storage, read> keys: array<Halves>;
 @group(0) @binding(3) var<storage, read> values: array<Halves>;
-// [split][head][max, sum, value channels]
+// [part][span][head][max, sum, value channels]
 @group(0) @binding(4) var<storage, read_write> y: array<f32>;
+@group(0) @binding(5) var<storage, read> steps: array<u32>;
 
 const SPLIT: u32 = 128u;
 const ROWS: u32 = 16u;
@@ -59,8 +64,10 @@ var<workgroup> left: array<vec4<f16>, ROWS * max(QUERY_STRIDE, WEIGHT_STRIDE)>;
 var<workgroup> right: array<vec4<f16>, SPLIT * KEY_STRIDE>;
 // [row][position]; then [row][channel].
 var<workgroup> scores: array<f32, ROWS * SCORE_STRIDE>;
+// Whether there is nothing to do, which all threads have to see alike. As long as what matrices are loaded from has to be aligned.
+var<workgroup> idle: vec4<u32>;
 
-// What the thread brings of the next slices, and where its positions are in the caches.
+// What the thread brings of the next slices, and where its positions are in the slabs.
 // repeat b < 2
 // repeat j < 4
 var<private> next_#b_#j: Halves;
@@ -104,26 +111,36 @@ fn bring_values_#b(slice: u32, thread: u32) {
 }
 
 // end repeat
-// Where a position's head begins in a cache, in heads.
-fn slot_of(position: u32, head: u32) -> u32 {
-    return min(position, params.end - 1u) % params.slots * params.key_heads + head;
+// Where a position's head is in a slab, in heads.
+fn head_row(blocks: u32, position: u32, head: u32) -> u32 {
+    return place_in(blocks, position) * params.key_heads + head;
 }
 
 @compute @workgroup_size(THREADS)
 fn main(place: Place) {
     let thread = place.subgroup * 32u + place.lane;
     let head = place.workgroup.x;
-    let split = place.workgroup.y;
+    let number = params.first_span + place.workgroup.z;
+    let span = span_of(number);
+    let blocks = blocks_of(params.table + number * params.table_stride);
+    let last = span.position;
     let group = params.heads / params.key_heads;
-    let begin = params.begin + split * SPLIT;
+    let begin = parts_begin(span) + place.workgroup.y * params.part_len;
     // repeat j < 4
-    key_at_#j = slot_of(begin + thread / KEY_SLICE + #ju * (THREADS / KEY_SLICE), head) * params.key_eights;
+    let key_#j = min(begin + thread / KEY_SLICE + #ju * (THREADS / KEY_SLICE), last);
+    key_at_#j = head_row(blocks, key_#j, head) * params.key_eights;
     let row_#j = begin + thread / VALUE_SLICE + #ju * (THREADS / VALUE_SLICE);
-    value_at_0_#j = slot_of(row_#j, head) * params.value_eights;
-    value_at_1_#j = slot_of(row_#j + HALF_SPLIT, head) * params.value_eights;
+    value_at_0_#j = head_row(blocks, min(row_#j, last), head) * params.value_eights;
+    value_at_1_#j = head_row(blocks, min(row_#j + HALF_SPLIT, last), head) * params.value_eights;
     // end repeat
     bring_keys_0(0u, thread);
     bring_keys_1(1u, thread);
+    if thread == 0u {
+        idle.x = u32(span.len != 1u || begin > last);
+    }
+    if workgroupUniformLoad(&idle).x != 0u {
+        return;
+    }
 
     // Queries as halves of the largest channel of their row. Rows beyond the last are 0.
     let row = thread / ROW_THREADS;
@@ -131,7 +148,7 @@ fn main(place: Place) {
     let query_head = head * group + min(row, group - 1u);
     var loaded: array<vec4<f32>, QUERY_STEPS>;
     for (var n = 0u; n < QUERY_STEPS; n++) {
-        loaded[n] = query(params.token * params.heads + query_head, n * ROW_THREADS + own);
+        loaded[n] = query(span.row * params.heads + query_head, n * ROW_THREADS + own);
     }
     var size = 0.0;
     for (var n = 0u; n < QUERY_STEPS; n++) {
@@ -177,7 +194,7 @@ fn main(place: Place) {
     var own_scores: array<f32, 8>;
     for (var i = 0u; i < 8u; i++) {
         let score = capped(params.scale * size * scores[row * SCORE_STRIDE + own * 8u + i]);
-        own_scores[i] = select(LOWEST, score, begin + own * 8u + i < params.end);
+        own_scores[i] = select(LOWEST, score, begin + own * 8u + i <= last);
         largest = max(largest, own_scores[i]);
     }
     for (var distance = ROW_THREADS / 2u; distance > 0u; distance /= 2u) {
@@ -195,7 +212,8 @@ fn main(place: Place) {
         let four = vec4(own_scores[4u * i], own_scores[4u * i + 1u], own_scores[4u * i + 2u], own_scores[4u * i + 3u]);
         left[row * WEIGHT_STRIDE + own * 2u + i] = vec4<f16>(four);
     }
-    let y_at = (split * params.heads + query_head) * (params.value_width + 2u);
+    let item = place.workgroup.y * params.spans + place.workgroup.z;
+    let y_at = (item * params.heads + query_head) * (params.value_width + 2u);
     if row < group && own == 0u {
         y[y_at] = largest;
         y[y_at + 1u] = total;

@@ -1,27 +1,31 @@
-// The heads of one token and their attention, as they leave their projections: a query head per workgroup, which is normalised and turns by
-// the angles of the token's position, as does the key that comes in; the new key and value go into the caches, from the first query head that shares them.
+// The heads of spans of one token and their attention, as they leave their projections: a query head per workgroup, which is normalised and turns by
+// the angles of the token's position, as does the key that comes in; the new key and value go into the slabs, from the first query head that shares them.
 //
-// With SPLIT, positions are shared by up to four workgroups, and the product behind puts together what they have: the values of each split for all heads,
-// not yet divided by their sums, and behind those of four splits, for every head the largest scores of its splits and their sums.
+// With SPLIT, positions of a single span are shared by up to four workgroups, and the product behind puts together what they have: the values of each
+// split for all heads, not yet divided by their sums, and behind those of four splits, for every head the largest scores of its splits and their sums.
 struct Params {
     // Query heads, key heads.
     heads: u32,
     key_heads: u32,
-    // Channels of a query or key, from one query to the next, and of a value.
+    // Channels of a query or key, from one query to the next, from one row of x to the next, and of a value.
     width: u32,
     stride: u32,
+    row_stride: u32,
     value_width: u32,
     // Where keys and values are behind the queries.
     k_at: u32,
     v_at: u32,
-    // Fours of words of a head in the caches.
+    // Fours of words of a head in the slabs.
     key_fours: u32,
     value_stride: u32,
     value_fours: u32,
-    slots: u32,
-    // Positions: the first that is seen, and the token's own.
-    begin: u32,
-    position: u32,
+    // Spans from this one on, of which longer ones are not taken.
+    first_span: u32,
+    // Where the tables of all spans begin, and words from one to the next.
+    table: u32,
+    table_stride: u32,
+    // 0 for none.
+    window: u32,
     pairs: u32,
     // Where this embedding's angles begin.
     first_angle: u32,
@@ -35,15 +39,14 @@ struct Params {
     // 0 for none.
     soft_cap: f32,
     // Positions of a workgroup.
-    split_len: u32,
+    part_len: u32,
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
 @group(0) @binding(0) var<storage, read> x: array<f32>;
 @group(0) @binding(1) var<storage, read> q_norm: array<f32>;
 @group(0) @binding(2) var<storage, read> k_norm: array<f32>;
-// Cosine and sine, factor included, for each pair.
-@group(0) @binding(3) var<storage, read> angles: array<vec2<f32>>;
+@group(0) @binding(3) var<storage, read> steps: array<u32>;
 @group(0) @binding(4) var<storage, read_write> keys: array<Four>;
 @group(0) @binding(5) var<storage, read_write> values: array<Four>;
 @group(0) @binding(6) var<storage, read_write> y: array<f32>;
@@ -55,6 +58,9 @@ const HEADS: u32 = 3u;
 // Pairs of neighbouring channels of a thread.
 const TWOS: u32 = (EACH + 1u) / 2u;
 
+// The token's own position.
+var<private> own_position: u32;
+
 fn key_words(at: u32) -> Four {
     return keys[at];
 }
@@ -65,11 +71,11 @@ fn value_words(at: u32) -> Four {
 
 // What is behind the last position is never seen, but must be numbers.
 fn key_at(loaded: vec4<u32>, four: u32, position: u32) -> vec4<u32> {
-    return select(loaded, new_key[four], position >= params.position);
+    return select(loaded, new_key[four], position >= own_position);
 }
 
 fn value_at(loaded: vec4<u32>, four: u32, position: u32) -> vec4<u32> {
-    return select(loaded, new_value[four], position >= params.position);
+    return select(loaded, new_value[four], position >= own_position);
 }
 
 // Channels `c` and the next of what a thread has turned.
@@ -82,10 +88,12 @@ fn keep(is_query: bool, is_value: bool, c: u32, two: vec2<f32>) {
     }
 }
 
-// The first or the second quads.
-fn write(k: u32, query_head: u32, place: Place) {
+// The first or the second quads of the token that is row `row` of the batch.
+fn write(k: u32, query_head: u32, row: u32, place: Place) {
     let total = params.heads * params.value_width;
     let split = place.workgroup.y;
+    // With splits, there is one row.
+    let first = select(row, split, SPLIT == 1u) * total + query_head * params.value_width;
     let sum = sum_of(0u);
     for (var i = place.thread; i < RESULTS; i += THREADS) {
         let channel = channel_of(i, k);
@@ -95,9 +103,9 @@ fn write(k: u32, query_head: u32, place: Place) {
                 value /= sum;
             }
             if params.gated != 0u {
-                value *= sigmoid(x[ready(query_head * params.stride + params.width + channel)]);
+                value *= sigmoid(x[ready(row * params.row_stride + query_head * params.stride + params.width + channel)]);
             }
-            y[split * total + query_head * params.value_width + channel] = value;
+            y[first + channel] = value;
         }
     }
     if SPLIT == 1u && k == 0u && place.thread == 0u {
@@ -117,7 +125,17 @@ fn main(place: Place) {
     let is_query = part == 0u;
     let is_value = part == 2u;
     let width = select(params.width, params.value_width, is_value);
-    let begin = select(
+    let number = params.first_span + place.workgroup.z;
+    let span = span_of(number);
+    blocks = blocks_of(params.table + number * params.table_stride);
+    own_position = span.position;
+    let first = parts_begin(span) + place.workgroup.y * params.part_len;
+    let end = min(span.position + 1u, first + params.part_len);
+    if span.len != 1u {
+        announce(place);
+        return;
+    }
+    let begin = span.row * params.row_stride + select(
         select(params.k_at + head * params.width, params.v_at + head * params.value_width, is_value),
         query_head * params.stride,
         is_query,
@@ -130,15 +148,10 @@ fn main(place: Place) {
         norms[i] = vec2(q_norm[c], k_norm[c]);
     }
     var turns: array<vec4<f32>, TWOS>;
+    let first_angle = params.first_angle + span.row * params.pairs;
     for (var i = 0u; i < TWOS; i++) {
         let c = 2u * (i * SPAN + own);
-        turns[i] = vec4(angles[params.first_angle + pair_of(c)], angles[params.first_angle + pair_of(c + 1u)]);
-    }
-    var first = params.begin;
-    var end = params.position + 1u;
-    if SPLIT == 1u {
-        first += place.workgroup.y * params.split_len;
-        end = min(end, first + params.split_len);
+        turns[i] = vec4(angle_at(first_angle + pair_of(c)), angle_at(first_angle + pair_of(c + 1u)));
     }
     load_key(min(first + team_of(place), end - 1u), head, place);
     wait_for_inputs(place);
@@ -192,15 +205,15 @@ fn main(place: Place) {
     workgroupBarrier();
     publish_quad(0u, first_quads[0], place);
     workgroupBarrier();
-    write(0u, query_head, place);
+    write(0u, query_head, span.row, place);
     if QUADS == 2u {
         workgroupBarrier();
         publish_quad(0u, second_quads[0], place);
         workgroupBarrier();
-        write(1u, query_head, place);
+        write(1u, query_head, span.row, place);
     }
-    if query_head % group == 0u && end > params.position {
-        let row = params.position % params.slots * params.key_heads + head;
+    if query_head % group == 0u && end > span.position {
+        let row = head_row(span.position, head);
         let key_len = row_fours(params.key_fours);
         if place.thread < key_len {
             keys[row * key_len + place.thread] = kept_key(place.thread, params.key_fours);

@@ -1,5 +1,5 @@
-// Attention of one token over a range of positions, for ROWS query heads that share a key head. With several splits, each writes what it
-// has to `partial`, and attention_merge puts them together.
+// Attention of spans of one token, for ROWS query heads that share a key head. Where workgroups share the positions of a span in parts, each writes
+// what it has, and attention_merge puts them together.
 struct Params {
     // Query heads, key heads.
     heads: u32,
@@ -7,24 +7,27 @@ struct Params {
     // A query is [q | q_more].
     width: u32,
     width_more: u32,
-    // Fours of words of a head in the caches of keys and values, of its value channels; value channels.
+    // Fours of words of a head in the slabs of keys and values, of its value channels; value channels.
     key_fours: u32,
     value_stride: u32,
     value_fours: u32,
     value_width: u32,
-    slots: u32,
-    // Positions: the first that is seen, and one past the last.
-    begin: u32,
-    end: u32,
+    // 0 for none.
+    window: u32,
     scale: f32,
     // 0 for none.
     soft_cap: f32,
-    splits: u32,
-    // Positions of a split.
-    split_len: u32,
-    // Row of the batch that the token is.
-    token: u32,
-    // Columns from one head's gate to the next, and to the first; 0 for no gates. Only where there is one split.
+    // Spans from this one on, of which longer ones are not taken.
+    first_span: u32,
+    spans: u32,
+    // Where the tables of all spans begin, and words from one to the next.
+    table: u32,
+    table_stride: u32,
+    // Most parts of a span, and positions of a part.
+    parts: u32,
+    part_len: u32,
+    // Columns from one token's gates to the next one's, from one head's to the next, and to the first; 0 for no gates. Only where there is one part.
+    gate_row: u32,
     gate_stride: u32,
     gate_at: u32,
 }
@@ -35,8 +38,9 @@ struct Params {
 @group(0) @binding(2) var<storage, read> keys: array<Four>;
 @group(0) @binding(3) var<storage, read> values: array<Four>;
 @group(0) @binding(4) var<storage, read> gates: array<f32>;
-// [head][value channel], or, with splits, [split][head][max, sum, value channels].
+// [row][head][value channel], or, with parts, [part][span][head][max, sum, value channels].
 @group(0) @binding(5) var<storage, read_write> y: array<f32>;
+@group(0) @binding(6) var<storage, read> steps: array<u32>;
 
 // Four channels of a query, which is [q | q_more].
 fn query(row: u32, c: u32) -> vec4<f32> {
@@ -66,17 +70,20 @@ fn value_at(loaded: vec4<u32>, four: u32, position: u32) -> vec4<u32> {
     return loaded;
 }
 
-// The first or the second quads of rows from `first_row` on.
-fn write(first_row: u32, k: u32, split: u32, place: Place) {
+// The first or the second quads of rows from `first_row` on, of the token that is row `token` of the batch.
+fn write(first_row: u32, k: u32, token: u32, place: Place) {
     let group = params.heads / params.key_heads;
-    let several = params.splits > 1u;
+    let several = params.parts > 1u;
+    // Spans and their parts are counted in the same way.
+    let number = place.workgroup.z / params.parts;
+    let part = place.workgroup.z % params.parts;
     let stride = params.value_width + select(0u, 2u, several);
     for (var n = place.thread; n < AT_ONCE * RESULTS; n += THREADS) {
         let r = first_row + n / RESULTS;
         let i = n % RESULTS;
         let row = place.workgroup.x * ROWS + r;
         let query_head = place.workgroup.y * group + row;
-        let at = (select(params.token, split, several) * params.heads + query_head) * stride;
+        let at = (select(token, part * params.spans + number, several) * params.heads + query_head) * stride;
         let channel = channel_of(i, k);
         // Rows beyond the last, and channels beyond the last, are somebody else's.
         if row < group && channel < params.value_width {
@@ -87,12 +94,12 @@ fn write(first_row: u32, k: u32, split: u32, place: Place) {
             } else {
                 value /= sum;
                 if params.gate_stride > 0u {
-                    value *= sigmoid(gates[query_head * params.gate_stride + params.gate_at + channel]);
+                    let gate = token * params.gate_row + query_head * params.gate_stride + params.gate_at;
+                    value *= sigmoid(gates[gate + channel]);
                 }
                 y[at + channel] = value;
             }
             if several && channel == 0u {
-                // A split that has seen nothing has no largest score.
                 y[at] = largest_of(r);
                 y[at + 1u] = sum;
             }
@@ -104,25 +111,28 @@ fn write(first_row: u32, k: u32, split: u32, place: Place) {
 fn main(place: Place) {
     let group = params.heads / params.key_heads;
     let head = place.workgroup.y;
-    let split = place.workgroup.z;
+    let number = params.first_span + place.workgroup.z / params.parts;
+    let span = span_of(number);
+    blocks = blocks_of(params.table + number * params.table_stride);
     let first = place.workgroup.x * ROWS;
-    let begin = max(params.begin, split * params.split_len);
-    let end = min(params.end, (split + 1u) * params.split_len);
-    if begin < end {
-        load_key(min(begin + team_of(place), end - 1u), head, place);
-        let quads = params.key_fours * QUADS;
-        let count = ROWS * quads;
-        var loaded: array<vec4<f32>, QUERY_STEPS>;
-        for (var n = 0u; n < QUERY_STEPS; n++) {
-            let i = min(n * THREADS + place.thread, count - 1u);
-            // Rows beyond the last repeat it, and are not written.
-            let row = params.token * params.heads + head * group + min(first + i / quads, group - 1u);
-            loaded[n] = query(row, i % quads);
-        }
-        for (var n = 0u; n < QUERY_STEPS; n++) {
-            if n * THREADS + place.thread < count {
-                queries[n * THREADS + place.thread] = params.scale * loaded[n];
-            }
+    let begin = parts_begin(span) + place.workgroup.z % params.parts * params.part_len;
+    let end = min(span.position + 1u, begin + params.part_len);
+    if span.len != 1u || begin >= end {
+        return;
+    }
+    load_key(min(begin + team_of(place), end - 1u), head, place);
+    let quads = params.key_fours * QUADS;
+    let count = ROWS * quads;
+    var loaded: array<vec4<f32>, QUERY_STEPS>;
+    for (var n = 0u; n < QUERY_STEPS; n++) {
+        let i = min(n * THREADS + place.thread, count - 1u);
+        // Rows beyond the last repeat it, and are not written.
+        let row = span.row * params.heads + head * group + min(first + i / quads, group - 1u);
+        loaded[n] = query(row, i % quads);
+    }
+    for (var n = 0u; n < QUERY_STEPS; n++) {
+        if n * THREADS + place.thread < count {
+            queries[n * THREADS + place.thread] = params.scale * loaded[n];
         }
     }
     workgroupBarrier();
@@ -134,7 +144,7 @@ fn main(place: Place) {
     publish_quad(#ru, first_quads[#ru], place);
     if #ru % AT_ONCE == AT_ONCE - 1u {
         workgroupBarrier();
-        write(#ru + 1u - AT_ONCE, 0u, split, place);
+        write(#ru + 1u - AT_ONCE, 0u, span.row, place);
     }
     // end repeat
     // repeat r < ROWS
@@ -145,7 +155,7 @@ fn main(place: Place) {
         publish_quad(#ru, second_quads[#ru], place);
         if #ru % AT_ONCE == AT_ONCE - 1u {
             workgroupBarrier();
-            write(#ru + 1u - AT_ONCE, 1u, split, place);
+            write(#ru + 1u - AT_ONCE, 1u, span.row, place);
         }
     }
     // end repeat

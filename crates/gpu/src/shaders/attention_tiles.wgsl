@@ -1,35 +1,35 @@
 // Softmax-weighted sums of values for many query rows on the GPU's matrix units: 64 rows that share a key head (the heads of its
-// group, of several tokens) per workgroup, 64 positions at a time. Scores and sums are 64 x 64 tiles, made of pieces
+// group, of several tokens of a span) per workgroup, 64 positions at a time, which are a block. Scores and sums are 64 x 64 tiles, made of pieces
 // of 16 x 16: a subgroup has two, one above the other. What is multiplied goes through shared memory as halves.
 //
 // Sums cannot be scaled in place, so weights are relative to a score that was the largest once: only when one comes that is larger by
 // more than HEADROOM do sums go through shared memory to be scaled.
 struct Params {
-    // Query rows of a key head: tokens times `group`.
-    count: u32,
-    group: u32,
-    // First row of this sequence in the batch, and its position.
+    // Spans from `first_span` on, of which those are taken that have at least two tokens; rows of the batch from the first of them on.
+    first_span: u32,
     first_row: u32,
-    position: u32,
+    rows: u32,
+    // Query heads of a key head.
+    group: u32,
     // Query heads, key heads.
     heads: u32,
     key_heads: u32,
-    // Eights of a query, filled up to whole slices, and of a head in the caches of keys and values.
+    // Eights of a query, filled up to whole slices, and of a head in the slabs of keys and values.
     query_eights: u32,
     key_eights: u32,
     value_eights: u32,
     value_width: u32,
-    slots: u32,
-    // Positions the sequence has.
-    len: u32,
-    // 0 all, 1 causal, else one more than the window.
+    // Where the tables of all spans begin, and words from one to the next.
+    table: u32,
+    table_stride: u32,
+    // 0 for none.
     window: u32,
     scale: f32,
     // 0 for none.
     soft_cap: f32,
-    splits: u32,
-    // Positions of a split.
-    split_len: u32,
+    // Most parts of a span, and positions of a part: whole blocks.
+    parts: u32,
+    part_len: u32,
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
@@ -38,14 +38,15 @@ struct Halves {
     b: vec4<f16>,
 }
 
-// [key head][row][channel], and what they were divided by.
+// [key head][row][head of the group][channel], and what they were divided by.
 @group(0) @binding(0) var<storage, read> queries: array<Halves>;
 @group(0) @binding(1) var<storage, read> factors: array<f32>;
-// [slot][key head][channel]
+// [place][key head][channel]
 @group(0) @binding(2) var<storage, read> keys: array<Halves>;
 @group(0) @binding(3) var<storage, read> values: array<Halves>;
-// [token][head][value channel], or, with splits, [split][token][head][max, sum, value channels].
+// [row][head][value channel], or, with parts, [part][row][head][max, sum, value channels].
 @group(0) @binding(4) var<storage, read_write> y: array<f32>;
+@group(0) @binding(5) var<storage, read> steps: array<u32>;
 
 const TILE: u32 = 64u;
 // Eights of a slice of 64 channels, and fours from row to row in shared memory: two more, so that neighbours do not lie in the same bank.
@@ -65,14 +66,16 @@ var<workgroup> scores: array<f32, TILE * SCORE_STRIDE>;
 var<workgroup> keeps: array<f32, TILE>;
 // Whether a subgroup has met a score that is too large.
 var<workgroup> raised: array<vec4<u32>, 2>;
+// Whether there is nothing to do, which all threads have to see alike. As long as what matrices are loaded from has to be aligned.
+var<workgroup> idle: vec4<u32>;
 
 // What the thread brings: an eight of two rows of a slice of queries, and of two positions of a slice of keys or values.
 // repeat j < 2
 var<private> next_left_#j: Halves;
 var<private> next_right_#j: Halves;
-// Where its row begins among the queries; where its position is in the caches, and whether it is there at all.
+// Where its row begins among the queries; where its position is in the slabs, and whether it is there at all.
 var<private> query_#j: u32;
-var<private> slot_#j: u32;
+var<private> head_#j: u32;
 var<private> exists_#j: bool;
 // end repeat
 
@@ -83,7 +86,7 @@ fn bring_scores(i: u32) {
     }
     next_right_#j = Halves();
     if exists_#j && i < params.key_eights {
-        next_right_#j = keys[slot_#j * params.key_eights + i];
+        next_right_#j = keys[head_#j * params.key_eights + i];
     }
     // end repeat
 }
@@ -92,14 +95,16 @@ fn bring_values(i: u32) {
     // repeat j < 2
     next_right_#j = Halves();
     if exists_#j && i < params.value_eights {
-        next_right_#j = values[slot_#j * params.value_eights + i];
+        next_right_#j = values[head_#j * params.value_eights + i];
     }
     // end repeat
 }
 
-// The tile's first query row. Later rows see more and come first, so that no long tile begins when all others are done.
-fn first_of(place: Place) -> u32 {
-    return (place.grid.x - 1u - place.workgroup.x) * TILE;
+// The query rows of a tile, counted from the span's first, and the row of y that is the span's first.
+struct TileRows {
+    first: u32,
+    last: u32,
+    y_row: u32,
 }
 
 // Scales each subgroup's piece in `scores` by what its rows keep.
@@ -111,17 +116,15 @@ fn scale_piece(row: u32, place: Place) {
     workgroupBarrier();
 }
 
-// Writes each subgroup's piece in `scores`, of rows from `row` of the tile and the channel of its first column, where rows of y that are this
-// sequence's begin at `first_y`.
-fn write_piece(row: u32, first_channel: u32, first_y: u32, place: Place) {
-    let first = first_of(place);
-    let several = params.splits > 1u;
+// Writes each subgroup's piece in `scores`, of rows from `row` of the tile and the channel of its first column.
+fn write_piece(row: u32, first_channel: u32, tile: TileRows, place: Place) {
+    let several = params.parts > 1u;
     let channel = first_channel + place.lane % 16u;
     workgroupBarrier();
     for (var n = place.lane; n < 256u; n += 32u) {
-        let q = first + row + n / 16u;
-        if q < params.count && channel < params.value_width {
-            let at = place_of(q, place.workgroup.y, first_y) + select(0u, 2u, several) + channel;
+        let q = tile.first + row + n / 16u;
+        if q <= tile.last && channel < params.value_width {
+            let at = result_at(q, place.workgroup.y, tile) + select(0u, 2u, several) + channel;
             y[at] = keeps[row + n / 16u] * scores[place.subgroup * 256u + n];
         }
     }
@@ -129,24 +132,41 @@ fn write_piece(row: u32, first_channel: u32, first_y: u32, place: Place) {
 }
 
 // Where the result of a query row begins.
-fn place_of(q: u32, head: u32, first_y: u32) -> u32 {
-    let row = first_y + q / params.group * params.heads + head * params.group + q % params.group;
-    return row * (params.value_width + select(0u, 2u, params.splits > 1u));
+fn result_at(q: u32, head: u32, tile: TileRows) -> u32 {
+    let row = (tile.y_row + q / params.group) * params.heads + head * params.group + q % params.group;
+    return row * (params.value_width + select(0u, 2u, params.parts > 1u));
 }
 
 @compute @workgroup_size(THREADS)
 fn main(place: Place) {
     let thread = place.thread;
     let head = place.workgroup.y;
-    let split = place.workgroup.z;
-    let first = first_of(place);
-    let last = min(first + TILE, params.count) - 1u;
-    let begin = max(seen(first / params.group).x, split * params.split_len);
-    let end = min(seen(last / params.group).y, (split + 1u) * params.split_len);
+    let number = params.first_span + place.workgroup.z / params.parts;
+    let part = place.workgroup.z % params.parts;
+    let span = span_of(number);
+    let count = span.len * params.group;
+    let tiles = (count + TILE - 1u) / TILE;
+    if thread == 0u {
+        idle.x = u32(span.len < 2u || place.workgroup.x >= tiles || part >= parts_of(span));
+    }
+    if workgroupUniformLoad(&idle).x != 0u {
+        return;
+    }
+    let blocks = blocks_of(params.table + number * params.table_stride);
+    // Later rows see more and come first, so that no long tile begins when all others are done.
+    let first = (tiles - 1u - place.workgroup.x) * TILE;
+    let last = min(first + TILE, count) - 1u;
+    // Partial results count the rows from the first span on.
+    let y_row = select(span.row, part * params.rows + span.row - params.first_row, params.parts > 1u);
+    let tile = TileRows(first, last, y_row);
+    let part_begin = parts_begin(span) + part * params.part_len;
+    let begin = max(first_seen(span.position + first / params.group), part_begin);
+    let end = min(span.position + last / params.group + 1u, part_begin + params.part_len);
+    let first_query = (head * params.rows + span.row - params.first_row) * params.group;
     let eight = thread % EIGHTS;
     let row = thread / EIGHTS;
     // repeat j < 2
-    query_#j = (head * params.count + min(first + row + #ju * APART, last)) * params.query_eights;
+    query_#j = (first_query + min(first + row + #ju * APART, last)) * params.query_eights;
     let at_#j = (row + #ju * APART) * STRIDE + 2u * eight;
     // end repeat
     // The subgroup's pieces: 16 rows from 16 * row_piece and the 16 that follow, and 16 columns.
@@ -162,15 +182,19 @@ fn main(place: Place) {
     let own_row = thread / 4u;
     let own_start = thread % 4u * 16u;
     let own_place = min(first + own_row, last);
-    let own_seen = seen(own_place / params.group);
-    let factor = params.scale * factors[head * params.count + own_place];
+    let own_position = span.position + own_place / params.group;
+    let own_seen = vec2(first_seen(own_position), own_position + 1u);
+    let factor = params.scale * factors[first_query + own_place];
     var reference = LOWEST;
     var sum = 0.0;
 
-    for (var start = begin; start < end; start += TILE) {
+    let first_start = begin / TILE * TILE;
+    for (var start = first_start; start < end; start += TILE) {
+        let slab_row = place_in(blocks, start);
         // repeat j < 2
-        slot_#j = (start + row + #ju * APART) % params.slots * params.key_heads + head;
-        exists_#j = start + row + #ju * APART < end;
+        let position_of_#j = start + row + #ju * APART;
+        head_#j = (slab_row + row + #ju * APART) * params.key_heads + head;
+        exists_#j = position_of_#j >= begin && position_of_#j < end;
         // end repeat
         // Scores.
         var upper = coop_mat16x16<f32, C>();
@@ -216,7 +240,7 @@ fn main(place: Place) {
         largest = max(largest, subgroupShuffleXor(largest, 2u));
         let raise = largest > reference + HEADROOM;
         // There is nothing to scale the first time.
-        let scales = subgroupAny(raise) && start != begin;
+        let scales = subgroupAny(raise) && start != first_start;
         if place.lane == 0u {
             raised[place.subgroup / 4u][place.subgroup % 4u] = u32(scales);
         }
@@ -269,13 +293,11 @@ fn main(place: Place) {
 
     sum += subgroupShuffleXor(sum, 1u);
     sum += subgroupShuffleXor(sum, 2u);
-    let several = params.splits > 1u;
-    // Partial results count the rows of this sequence only.
-    let first_y = select(params.first_row, split * (params.count / params.group), several) * params.heads;
+    let several = params.parts > 1u;
     if thread % 4u == 0u {
         keeps[own_row] = select(1.0 / sum, 1.0, several);
         if several && first + own_row <= last {
-            let at = place_of(own_place, head, first_y);
+            let at = result_at(own_place, head, tile);
             y[at] = reference;
             y[at + 1u] = sum;
         }
@@ -283,8 +305,8 @@ fn main(place: Place) {
     workgroupBarrier();
     // repeat s < SLICES
     coopStoreT(upper_#s, &scores[place.subgroup * 256u], 16u);
-    write_piece(row_piece * 16u, #su * TILE + column_piece * 16u, first_y, place);
+    write_piece(row_piece * 16u, #su * TILE + column_piece * 16u, tile, place);
     coopStoreT(lower_#s, &scores[place.subgroup * 256u], 16u);
-    write_piece(row_piece * 16u + 16u, #su * TILE + column_piece * 16u, first_y, place);
+    write_piece(row_piece * 16u + 16u, #su * TILE + column_piece * 16u, tile, place);
     // end repeat
 }

@@ -1,4 +1,4 @@
-// y[t] = factor * table[tokens[t]], for the rows of the table in this part. A thread has eight columns.
+// y[t] = factor * table[token of t], for the rows of the table in this part. A thread has eight columns.
 struct Params {
     row_words: u32,
     row_scales: u32,
@@ -8,12 +8,18 @@ struct Params {
     first: u32,
     end: u32,
     tokens: u32,
+    // Where they are in `steps`. One that has FOLLOWS is the number of a place in `last`.
+    tokens_at: u32,
     factor: f32,
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
-@group(0) @binding(2) var<storage, read> tokens: array<u32>;
-@group(0) @binding(3) var<storage, read_write> y: array<f32>;
+@group(0) @binding(2) var<storage, read> steps: array<u32>;
+// The tokens that were chosen last.
+@group(0) @binding(3) var<storage, read> last: array<u32>;
+@group(0) @binding(4) var<storage, read_write> y: array<f32>;
+
+const FOLLOWS: u32 = 0x80000000u;
 
 @compute @workgroup_size(THREADS)
 fn main(place: Place) {
@@ -22,7 +28,10 @@ fn main(place: Place) {
     if token >= params.tokens {
         return;
     }
-    let row = tokens[token];
+    var row = steps[params.tokens_at + token];
+    if (row & FOLLOWS) != 0u {
+        row = last[row ^ FOLLOWS];
+    }
     if row < params.first || row >= params.end {
         return;
     }

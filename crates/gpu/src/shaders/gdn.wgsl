@@ -4,8 +4,8 @@
 // Both products with S are taken before it changes, so that a token needs one sum over the lanes:
 // S_new q = g S q + u (k . q). With RAW, q and k come without their norm and the gates as they leave their projections:
 // the norms' squares are summed along with the rest.
-@group(0) @binding(1) var<storage, read_write> state: array<f32>;
-@group(0) @binding(2) var<storage, read_write> y: array<f32>;
+@group(0) @binding(2) var<storage, read_write> state: array<f32>;
+@group(0) @binding(3) var<storage, read_write> y: array<f32>;
 
 const LANES: u32 = THREADS / ROWS;
 
@@ -15,6 +15,10 @@ var<workgroup> squares: array<vec2<f32>, 2u * THREADS>;
 
 @compute @workgroup_size(THREADS)
 fn main(place: Place) {
+    let span = span_of(params.first_span + place.workgroup.z);
+    if !is_taken(span) {
+        return;
+    }
     let lane = place.thread % LANES;
     let local_row = place.thread / LANES;
     let head = place.workgroup.y;
@@ -24,7 +28,7 @@ fn main(place: Place) {
     let real = row < params.value_dim;
     let key_total = params.key_heads * params.key_dim;
     let channels = 2u * key_total + params.value_heads * params.value_dim;
-    let matrix = (head * params.value_dim + row) * params.key_dim;
+    let matrix = matrix_row(span, head, row);
 
     var s: array<f32, KEYS>;
     for (var j = 0u; j < KEYS; j++) {
@@ -34,8 +38,8 @@ fn main(place: Place) {
             s[j] = state[matrix + c];
         }
     }
-    for (var t = 0u; t < params.tokens; t++) {
-        let token = params.first_row + t;
+    for (var t = 0u; t < span.len; t++) {
+        let token = span.row + t;
         let start = token * channels;
         var k: array<f32, KEYS>;
         var product = vec3(0.0);
@@ -64,7 +68,7 @@ fn main(place: Place) {
                 square += squares[half + local_row * LANES + i];
             }
         }
-        let gate = token * params.value_heads + head;
+        let gate = token * params.gate_stride + head;
         let keep = keep_of(gate, head);
         let rate = rate_of(gate);
         var k_factor = 1.0;

@@ -3,9 +3,9 @@
 //   T = (I + A)^-1 diag(beta), P(l,i) = G(l,i) k_i.q_l for i <= l, kept_l = decay from before the chunk to l, left_i = G(last,i).
 // Decays are products, not exponentials of sums: a decay of exactly 0 needs no care. Tokens beyond the last have
 // beta 0 and decay 1, and change nothing.
-@group(0) @binding(1) var<storage, read> g: array<f32>;
-@group(0) @binding(2) var<storage, read> beta: array<f32>;
-@group(0) @binding(3) var<storage, read_write> chunks: array<f32>;
+@group(0) @binding(2) var<storage, read> g: array<f32>;
+@group(0) @binding(3) var<storage, read> beta: array<f32>;
+@group(0) @binding(4) var<storage, read_write> chunks: array<f32>;
 
 // Columns of keys and queries at a time, in fours; one more from row to row, so that rows begin in different banks.
 const FOURS: u32 = 16u;
@@ -20,17 +20,20 @@ var<workgroup> inverse: array<f32, CHUNK * CHUNK>;
 
 @compute @workgroup_size(THREADS)
 fn main(place: Place) {
-    let chunk = place.workgroup.x;
+    let first = place.workgroup.x * CHUNK;
     let head = place.workgroup.y;
+    let span = span_of(params.first_span + place.workgroup.z);
+    if first >= span.len || !is_taken(span) {
+        return;
+    }
     let key_head = head / (params.value_heads / params.key_heads);
-    let first = chunk * CHUNK;
     let l = place.thread / CHUNK;
     let i = place.thread % CHUNK;
 
     if place.thread < CHUNK {
         let token = first + place.thread;
-        let gate = (params.first_row + token) * params.value_heads + head;
-        let real = token < params.tokens;
+        let gate = (span.row + token) * params.gate_stride + head;
+        let real = token < span.len;
         decays[place.thread] = 1.0;
         rates[place.thread] = 0.0;
         if real {
@@ -42,8 +45,8 @@ fn main(place: Place) {
     var qk = 0.0;
     for (var start = 0u; start < params.key_dim; start += 4u * FOURS) {
         let c = start + 4u * i;
-        keys[l * STRIDE + i] = key4(first + l, 1u, key_head, c);
-        queries[l * STRIDE + i] = key4(first + l, 0u, key_head, c);
+        keys[l * STRIDE + i] = key4(span, first + l, 1u, key_head, c);
+        queries[l * STRIDE + i] = key4(span, first + l, 0u, key_head, c);
         workgroupBarrier();
         for (var j = 0u; j < FOURS; j++) {
             let k = keys[i * STRIDE + j];
@@ -59,7 +62,7 @@ fn main(place: Place) {
         from_i *= decays[j];
     }
     links[place.thread] = select(0.0, rates[l] * from_i * kk, i < l);
-    let out = (chunk * params.value_heads + head) * CHUNK_WORDS;
+    let out = chunk_at(span, place.workgroup.z, first, head);
     chunks[out + CHUNK * CHUNK + place.thread] = select(0.0, from_i * qk, i <= l);
     if i == 0u {
         chunks[out + KEPT + l] = decays[0] * from_i;

@@ -2,6 +2,8 @@
 struct Params {
     len: u32,
     heads: u32,
+    // Values from row to row of a and b.
+    stride: u32,
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
@@ -17,7 +19,8 @@ fn main(place: Place) {
     let i = folded(place) * THREADS + place.thread;
     if i < params.len {
         let head = i % params.heads;
-        g[i] = decay(a[i], a_log[head], dt_bias[head]);
-        beta[i] = sigmoid(b[i]);
+        let source = i / params.heads * params.stride + head;
+        g[i] = decay(a[source], a_log[head], dt_bias[head]);
+        beta[i] = sigmoid(b[source]);
     }
 }

@@ -2,9 +2,9 @@
 //   U = T (v - kept S k), y = kept S q + P U, S = kept_last S + sum_i left_i U_i k_i^T.
 // A workgroup has ROWS rows of one head's S in shared memory and goes through all chunks. While it works with the chunk's queries its
 // keys are on their way, and while it works with the keys the next chunk's queries.
-@group(0) @binding(1) var<storage, read> chunks: array<f32>;
-@group(0) @binding(2) var<storage, read_write> state: array<f32>;
-@group(0) @binding(3) var<storage, read_write> y: array<f32>;
+@group(0) @binding(2) var<storage, read> chunks: array<f32>;
+@group(0) @binding(3) var<storage, read_write> state: array<f32>;
+@group(0) @binding(4) var<storage, read_write> y: array<f32>;
 
 const ROWS: u32 = THREADS / CHUNK;
 // Columns in fours, and one more from row to row, so that rows begin in different banks.
@@ -23,10 +23,10 @@ var<workgroup> written: array<f32, CHUNK * ROWS>;
 
 var<private> fetched: array<vec4<f32>, SHARE>;
 
-fn fetch(first: u32, part: u32, head: u32, thread: u32) {
+fn fetch(span: SpanOf, first: u32, part: u32, head: u32, thread: u32) {
     for (var j = 0u; j < SHARE; j++) {
         let n = thread + j * THREADS;
-        fetched[j] = key4(first + n / FOURS, part, head, n % FOURS * 4u);
+        fetched[j] = key4(span, first + n / FOURS, part, head, n % FOURS * 4u);
     }
 }
 
@@ -48,13 +48,17 @@ fn product(row: u32, token: u32) -> f32 {
 
 @compute @workgroup_size(THREADS)
 fn main(place: Place) {
+    let span = span_of(params.first_span + place.workgroup.z);
+    if !is_taken(span) {
+        return;
+    }
     let thread = place.thread;
     let head = place.workgroup.y;
     let key_head = head / (params.value_heads / params.key_heads);
     let key_total = params.key_heads * params.key_dim;
     let channels = 2u * key_total + params.value_heads * params.value_dim;
     let first_row = place.workgroup.x * ROWS;
-    let matrix = (head * params.value_dim + first_row) * params.key_dim;
+    let matrix = matrix_row(span, head, first_row);
 
     // In products a thread has one row and token, where S is read or changed one row and some columns.
     let row = thread % ROWS;
@@ -72,26 +76,26 @@ fn main(place: Place) {
         }
         rows[state_row * STRIDE + c] = four;
     }
-    fetch(0u, 0u, key_head, thread);
-    for (var first = 0u; first < params.tokens; first += CHUNK) {
+    fetch(span, 0u, 0u, key_head, thread);
+    for (var first = 0u; first < span.len; first += CHUNK) {
         put(thread);
-        let out = (first / CHUNK * params.value_heads + head) * CHUNK_WORDS;
+        let out = chunk_at(span, place.workgroup.z, first, head);
         for (var n = thread; n < CHUNK_WORDS; n += THREADS) {
             links[n] = chunks[out + n];
         }
         workgroupBarrier();
-        fetch(first, 1u, key_head, thread);
-        let real = real_row && first + token < params.tokens;
+        fetch(span, first, 1u, key_head, thread);
+        let real = real_row && first + token < span.len;
         var v = 0.0;
         if real {
-            v = qkv[(params.first_row + first + token) * channels + 2u * key_total + head * params.value_dim + first_row + row];
+            v = qkv[(span.row + first + token) * channels + 2u * key_total + head * params.value_dim + first_row + row];
         }
         let kept = links[KEPT + token];
         var result = kept * product(row, token);
         workgroupBarrier();
         put(thread);
         workgroupBarrier();
-        fetch(first + CHUNK, 0u, key_head, thread);
+        fetch(span, first + CHUNK, 0u, key_head, thread);
         wanted[token * ROWS + row] = v - kept * product(row, token);
         workgroupBarrier();
         var u = 0.0;
@@ -104,7 +108,7 @@ fn main(place: Place) {
             result += links[CHUNK * CHUNK + token * CHUNK + i] * written[i * ROWS + row];
         }
         if real {
-            y[((params.first_row + first + token) * params.value_heads + head) * params.value_dim + first_row + row] = result;
+            y[((span.row + first + token) * params.value_heads + head) * params.value_dim + first_row + row] = result;
         }
         let kept_last = links[KEPT + CHUNK - 1u];
         for (var c = thread % CHUNK; c < FOURS; c += CHUNK) {

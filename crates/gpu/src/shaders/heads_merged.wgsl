@@ -1,5 +1,5 @@
-// y[h, r] = W[h][r] . x[h] for one token, one matrix per head, where x[h] is what the splits of attention have of it, put together. A thread has an
-// eight of it.
+// y[t, h, r] = W[h][r] . x[t, h] for spans of one token, one matrix per head, where x[t, h] is what the parts of attention have of it, put together. A
+// thread has an eight of it.
 const TOTALS: u32 = ROWS;
 
 struct Params {
@@ -10,20 +10,34 @@ struct Params {
     // Rows of one head.
     head_rows: u32,
     heads: u32,
-    splits: u32,
+    // Spans from this one on, of which longer ones are not taken.
+    first_span: u32,
+    spans: u32,
+    // 0: there is none.
+    window: u32,
+    // Positions of a part.
+    part_len: u32,
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
-// [split][head][max, sum, values]
+// [part][span][head][max, sum, values]
 @group(0) @binding(2) var<storage, read> partial: array<vec2<f32>>;
-@group(0) @binding(3) var<storage, read_write> y: array<f32>;
+@group(0) @binding(3) var<storage, read> steps: array<u32>;
+@group(0) @binding(4) var<storage, read_write> y: array<f32>;
 
-// Splits that are loaded at once.
+// Parts that are loaded at once.
 const AHEAD: u32 = 4u;
 
 @compute @workgroup_size(THREADS)
 fn main(place: Place) {
     let head = place.workgroup.y;
+    let number = place.workgroup.z;
+    let span = span_of(params.first_span + number);
+    if span.len != 1u {
+        announce(place);
+        return;
+    }
+    let parts = parts_of(span);
     let first = place.workgroup.x * ROWS;
     let last = min(params.head_rows - first, ROWS) - 1u;
     let real = place.thread < params.eights;
@@ -41,11 +55,12 @@ fn main(place: Place) {
     var largest = LOWEST;
     var sum = 0.0;
     var input = Eight(vec4(0.0), vec4(0.0));
-    for (var start = 0u; start < params.splits; start += AHEAD) {
+    for (var start = 0u; start < parts; start += AHEAD) {
         var tops: array<vec2<f32>, AHEAD>;
         var loaded: array<Eight, AHEAD>;
         for (var i = 0u; i < AHEAD; i++) {
-            let first = ready((min(start + i, params.splits - 1u) * params.heads + head) * stride);
+            let part = min(start + i, parts - 1u) * params.spans + number;
+            let first = ready((part * params.heads + head) * stride);
             let own = first + 1u + 4u * eight;
             tops[i] = partial[first];
             loaded[i] = Eight(vec4(partial[own], partial[own + 1u]), vec4(partial[own + 2u], partial[own + 3u]));
@@ -53,7 +68,7 @@ fn main(place: Place) {
         for (var i = 0u; i < AHEAD; i++) {
             let next = max(largest, tops[i].x);
             let keep = exp(largest - next);
-            let weight = select(0.0, exp(tops[i].x - next), start + i < params.splits);
+            let weight = select(0.0, exp(tops[i].x - next), start + i < parts);
             largest = next;
             sum = sum * keep + weight * tops[i].y;
             input = Eight(input.a * keep + weight * loaded[i].a, input.b * keep + weight * loaded[i].b);
@@ -67,7 +82,7 @@ fn main(place: Place) {
     }
     publish_totals(place);
     if place.thread <= last {
-        y[head * params.head_rows + first + place.thread] = total(place.thread, place);
+        y[(span.row * params.heads + head) * params.head_rows + first + place.thread] = total(place.thread, place);
     }
     announce(place);
 }

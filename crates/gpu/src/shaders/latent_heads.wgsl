@@ -1,6 +1,6 @@
-// The heads of one token and their attention over latents, as they leave their projections: a query head per workgroup, whose plain part is rounded and goes
-// through its matrix to a query of latents and whose part with a position turns; the latent that comes in is normalised, its key's part with a position turns,
-// and both go into the cache, from the first head. Positions are shared by splits, whose results heads_merged puts together.
+// The heads of spans of one token and their attention over latents, as they leave their projections: a query head per workgroup, whose plain part is rounded
+// and goes through its matrix to a query of latents and whose part with a position turns; the latent that comes in is normalised, its key's part with a position
+// turns, and both go into the slab, from the first head. Workgroups share the positions of a span in parts, whose results heads_merged puts together.
 struct Params {
     row_words: u32,
     row_scales: u32,
@@ -10,13 +10,18 @@ struct Params {
     pe: u32,
     rank: u32,
     key_heads: u32,
-    // Fours of words of a token in the cache, and of its latent.
+    // Fours of words of a token in the slab, and of its latent.
     key_fours: u32,
     value_stride: u32,
     value_fours: u32,
-    slots: u32,
-    // The token's own.
-    position: u32,
+    // Spans from this one on, of which longer ones are not taken.
+    first_span: u32,
+    spans: u32,
+    // Where the tables of all spans begin, and words from one to the next.
+    table: u32,
+    table_stride: u32,
+    // 0: there is none.
+    window: u32,
     // Where this embedding's angles begin.
     first_angle: u32,
     // Whether pairs are (2i, 2i + 1), not (i, i + pe / 2).
@@ -26,8 +31,8 @@ struct Params {
     // 0 for none.
     soft_cap: f32,
     heads: u32,
-    // Positions of a split.
-    split_len: u32,
+    // Positions of a part.
+    part_len: u32,
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
@@ -36,10 +41,9 @@ struct Params {
 // [latent | key with a position]
 @group(0) @binding(3) var<storage, read> kv: array<f32>;
 @group(0) @binding(4) var<storage, read> norm: array<f32>;
-// Cosine and sine, factor included, for each pair.
-@group(0) @binding(5) var<storage, read> angles: array<vec2<f32>>;
+@group(0) @binding(5) var<storage, read> steps: array<u32>;
 @group(0) @binding(6) var<storage, read_write> keys: array<Four>;
-// [split][head][max, sum, values]
+// [part][span][head][max, sum, values]
 @group(0) @binding(7) var<storage, read_write> partial: array<f32>;
 
 // Words of a latent that a thread has.
@@ -53,6 +57,9 @@ var<workgroup> plain_scales: array<f32, PLAIN_GROUPS>;
 var<workgroup> plain_sums: array<i32, PLAIN_GROUPS>;
 var<workgroup> new_key: array<vec4<u32>, WORDS * THREADS / 4u>;
 
+// The token's own position.
+var<private> own_position: u32;
+
 fn key_words(at: u32) -> Four {
     return keys[at];
 }
@@ -63,7 +70,7 @@ fn value_words(at: u32) -> Four {
 
 // What is behind the last position is never seen, but must be numbers.
 fn key_at(loaded: vec4<u32>, four: u32, position: u32) -> vec4<u32> {
-    return select(loaded, new_key[four], position >= params.position);
+    return select(loaded, new_key[four], position >= own_position);
 }
 
 fn value_at(loaded: vec4<u32>, four: u32, position: u32) -> vec4<u32> {
@@ -99,10 +106,18 @@ fn channel(is_query: bool, start: u32, c: u32) -> f32 {
 @compute @workgroup_size(THREADS)
 fn main(place: Place) {
     let head = place.workgroup.x;
-    let split = place.workgroup.y;
-    let start = head * (params.nope + params.pe);
-    let begin = split * params.split_len;
-    let end = min(begin + params.split_len, params.position + 1u);
+    let number = params.first_span + place.workgroup.z;
+    let span = span_of(number);
+    blocks = blocks_of(params.table + number * params.table_stride);
+    own_position = span.position;
+    let begin = parts_begin(span) + place.workgroup.y * params.part_len;
+    let end = min(begin + params.part_len, span.position + 1u);
+    if span.len != 1u || begin >= end {
+        announce(place);
+        return;
+    }
+    let start = (span.row * params.heads + head) * (params.nope + params.pe);
+    let latent = span.row * (params.rank + params.pe);
     let index = index_of(place);
     // What does not come from the kernel before is asked for first.
     var held: array<Codes, MATRIX_ROWS * PLAIN_GROUPS>;
@@ -126,11 +141,12 @@ fn main(place: Place) {
     let plain = plain8(start, index);
     for (var i = 0u; i < WORDS; i++) {
         let c = min((i * THREADS + index) * WORD_VALUES, params.rank - WORD_VALUES);
-        raw[i] = vec2(kv[ready(c)], kv[ready(c + WORD_VALUES - 1u)]);
+        raw[i] = vec2(kv[ready(latent + c)], kv[ready(latent + c + WORD_VALUES - 1u)]);
     }
     let own = min(index, params.pe / WORD_VALUES - 1u) * WORD_VALUES;
-    let turned_key = vec2(turned(false, params.rank, own), turned(false, params.rank, own + WORD_VALUES - 1u));
-    let turned_query = turned(true, start + params.nope, min(index, params.pe - 1u));
+    let key = latent + params.rank;
+    let turned_key = vec2(turned(false, key, own, span.row), turned(false, key, own + WORD_VALUES - 1u, span.row));
+    let turned_query = turned(true, start + params.nope, min(index, params.pe - 1u), span.row);
 
     let rounded = rounded_eight(plain, BITS, place);
     if index < 4u * PLAIN_GROUPS {
@@ -178,7 +194,8 @@ fn main(place: Place) {
     }
     workgroupBarrier();
     attend(begin, end, 0u, place);
-    let results = (split * params.heads + head) * (params.rank + 2u);
+    let part = place.workgroup.y * params.spans + place.workgroup.z;
+    let results = (part * params.heads + head) * (params.rank + 2u);
     workgroupBarrier();
     publish_quad(0u, first_quads[0], place);
     workgroupBarrier();
@@ -193,8 +210,8 @@ fn main(place: Place) {
         partial[results] = largest_of(0u);
         partial[results + 1u] = sum_of(0u);
     }
-    if head == 0u && end > params.position && place.thread < params.key_fours {
-        keys[params.position % params.slots * params.key_fours + place.thread] = new_key[place.thread];
+    if head == 0u && end > span.position && place.thread < params.key_fours {
+        keys[head_row(span.position, 0u) * params.key_fours + place.thread] = new_key[place.thread];
     }
     announce(place);
 }

@@ -6,7 +6,6 @@ use super::{Drafter, Layer, LayerInputs};
 use crate::Result;
 use crate::loader::Loader;
 use crate::spec::Spec;
-use crate::state::State;
 
 /// A decoder with its weights.
 pub(crate) struct Decoder<B: Backend> {
@@ -14,7 +13,7 @@ pub(crate) struct Decoder<B: Backend> {
     embed_scale: f32,
     layer_inputs: Option<LayerInputs<B>>,
     layers: Vec<Layer<B>>,
-    /// For each layer, which of a sequence's states it uses.
+    /// For each layer, the number in the pool of the one whose caches or state it uses.
     state_of: Vec<usize>,
     norm: Norm<B::Tensor>,
     /// Absent when the embedding table is the head.
@@ -42,20 +41,15 @@ impl<B: Backend> Decoder<B> {
         })
     }
 
-    /// Hidden states of a batch before the final norm; one state per span.
-    pub fn forward(
-        &self,
-        b: &Checked<'_, B>,
-        batch: &Batch<B>,
-        states: &mut [&mut State<B>],
-    ) -> Result<B::Tensor> {
+    /// Hidden states of a batch before the final norm.
+    pub fn forward(&self, b: &Checked<'_, B>, batch: &Batch<B>, slabs: &mut B::Slabs) -> Result<B::Tensor> {
         let h = b.embed(&self.embed_tokens, batch, self.embed_scale)?;
         let inputs = self.layer_inputs.as_ref();
         let inputs =
             inputs.map(|own| Ok::<_, crate::Error>((own, own.forward(b, &h, batch)?))).transpose()?;
         let mut h = b.hidden(h);
         for (i, layer) in self.layers.iter().enumerate() {
-            h = layer.mix(b, h, batch, states, self.state_of[i])?;
+            h = layer.mix(b, h, batch, slabs, self.state_of[i])?;
             let input = inputs.as_ref().map(|(own, all)| own.of_layer(b, all, i)).transpose()?;
             h = layer.feed(b, h, input)?;
         }

@@ -11,7 +11,6 @@ use super::Layer;
 use crate::Result;
 use crate::loader::Loader;
 use crate::spec::DrafterSpec;
-use crate::state::State;
 
 /// The head's own weights.
 pub(crate) struct Drafter<B: Backend> {
@@ -43,13 +42,13 @@ impl<B: Backend> Drafter<B> {
         b: &Checked<'_, B>,
         batch: &Batch<B>,
         [embedded, hidden]: [&B::Tensor; 2],
-        states: &mut [&mut State<B>],
+        slabs: &mut B::Slabs,
         rows: &[usize],
     ) -> Result<Option<B::Tensor>> {
         let norm = |x: &B::Tensor, norm: &Norm<B::Tensor>| b.rms_norm(x, Some(&norm.w), norm.eps);
         let (embedded, hidden) = (norm(embedded, &self.embedding_norm)?, norm(hidden, &self.hidden_norm)?);
         let x = b.matmul(&b.join_columns(&embedded, &hidden)?, &self.join)?;
-        let x = b.tensor(self.layer.mix(b, b.hidden(x), batch, states, 0)?)?;
+        let x = b.tensor(self.layer.mix(b, b.hidden(x), batch, slabs, 0)?)?;
         if rows.is_empty() {
             return Ok(None);
         }

@@ -6,7 +6,6 @@ use super::{LayerInput, attention, feed_forward, gated_delta, latent_attention};
 use crate::Result;
 use crate::loader::Loader;
 use crate::spec::{FeedForward, LayerSpec, Mixer as MixerSpec};
-use crate::state::{self, State};
 
 /// How a layer mixes tokens.
 enum Mixer<B: Backend> {
@@ -63,13 +62,13 @@ impl<B: Backend> Layer<B> {
         Ok(Self { mixer, feed, input })
     }
 
-    /// The first half; the layer's caches are number `i` of the states.
+    /// The first half; the layer's caches or states are those of layer `i` of the pool.
     pub fn mix(
         &self,
         b: &Checked<'_, B>,
         h: B::Hidden,
         batch: &Batch<B>,
-        states: &mut [&mut State<B>],
+        slabs: &mut B::Slabs,
         i: usize,
     ) -> Result<B::Hidden> {
         if let Feed::Moe(moe) = &self.feed {
@@ -77,9 +76,9 @@ impl<B: Backend> Layer<B> {
             b.prefetch(&h, moe)?;
         }
         Ok(match &self.mixer {
-            Mixer::Attention(w) => b.attention(h, w, batch, &mut state::caches(states, i))?,
-            Mixer::Latent(w) => b.latent_attention(h, w, batch, &mut state::caches(states, i))?,
-            Mixer::GatedDelta(w) => b.gated_delta(h, w, batch, &mut state::recurrent(states, i))?,
+            Mixer::Attention(w) => b.attention(h, w, batch, slabs, i)?,
+            Mixer::Latent(w) => b.latent_attention(h, w, batch, slabs, i)?,
+            Mixer::GatedDelta(w) => b.gated_delta(h, w, batch, slabs, i)?,
         })
     }
 

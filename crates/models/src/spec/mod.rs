@@ -11,10 +11,10 @@ mod gated_delta;
 mod latent_attention;
 
 use backend::CacheFloat;
+use backend::pool::LayerShape;
 
 use crate::Result;
 use crate::config::Fields;
-use crate::state::LayerShape;
 use crate::weights::{Branch, Part, Role, WeightSpec};
 
 pub(crate) use attention::{AttentionDefaults, AttentionSpec};

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::io::{Write, stdout};
 use std::process::ExitCode;
 
-use backend::{CacheFloat, KvShape};
+use backend::CacheFloat;
+use backend::pool::BLOCK;
 use checkpoint::{Checkpoint, Dtype};
 use clap::Args;
 use engine::{Caches, bytes};
@@ -133,7 +134,7 @@ fn describe_running(caches: &Caches, float: CacheFloat, machine: &AnyMachine, ta
         CacheFloat::Q8 => "q8",
     };
     let fixed = caches.bytes(0);
-    let per_token = (caches.bytes(KvShape::BLOCK) - fixed) / KvShape::BLOCK as u64;
+    let per_token = (caches.bytes(BLOCK) - fixed) / BLOCK as u64;
     let fixed = if fixed == 0 { String::new() } else { format!(" and {} of recurrent state", bytes(fixed)) };
     table.row("caches", format!("{} per token in {float}{fixed}, for each sequence", bytes(per_token)));
     let context = caches.context();

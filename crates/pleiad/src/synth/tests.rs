@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use backend::{CacheFloat, Ops};
+use backend::{CacheFloat, Ops, Tokens};
 use checkpoint::{Checkpoint, Dtype, QuantSpec};
 use cpu::{Cpu, Options};
 use models::{Logits, Model, Preset, Request};
@@ -190,10 +190,12 @@ fn check_runs(folder: &Path, what: &str) {
     let backend = Cpu::new(Options { threads: Some(1), ..Options::default() }).unwrap();
     let model = Model::load_drafting(&checkpoint, backend).unwrap_or_else(|error| panic!("{what}: {error}"));
     assert_eq!(checkpoint.unused(), Vec::<String>::new(), "{what}");
-    let mut state = model.state(CacheFloat::F32).unwrap();
+    let mut pool = model.pool(CacheFloat::F32, 1 << 30).unwrap();
+    let slot = pool.create(model.backend()).unwrap().unwrap();
     let tokens = [3, 200, 41, 3, 17, 99];
-    let request = Request { tokens: &tokens, state: &mut state, logits: Logits::All };
-    let logits = model.step(&mut [request]).unwrap().unwrap();
+    assert!(pool.reserve(model.backend(), slot, tokens.len()).unwrap());
+    let request = Request { slot, tokens: Tokens::Ids(&tokens), logits: Logits::All };
+    let logits = model.step(&mut pool, &[request]).unwrap().unwrap();
     let logits = model.backend().read(&logits).unwrap();
     let rows: Vec<&[f32]> = logits.chunks(model.summary().vocabulary).collect();
     assert_eq!(rows.len(), tokens.len(), "{what}");

@@ -1,10 +1,12 @@
 //! Grouped-query attention with its norms, rotation, gate, projections and residual.
 
+use backend::pool::LayerShape;
 use backend::{Attention, Backend, CacheFloat, Checked, KeyValues, KvShape, Pairing, RopeSpec};
 use checkpoint::{Float, Format};
 
-use super::{Gain, Joins, bound_of, linear, output, sample, steps, stored};
-use crate::cases::{ensure, one_span};
+use super::{Gain, HIDDEN, Joins, alone, bound_of, linear, sample, stored, together};
+use crate::cases::ensure;
+use crate::cases::test_pool::{TestPool, crowd};
 use crate::formulas::attention::{Spec, attention};
 use crate::formulas::{norms, positions, products, sigmoid};
 use crate::host::Rows;
@@ -12,7 +14,6 @@ use crate::random::Rng;
 use crate::weights::{BF16, Q4, Recipe, Sample, affine};
 use crate::{Case, CaseResult};
 
-const HIDDEN: usize = 64;
 const Q8: Format = affine(8, 64, Float::Bf16);
 
 /// Where keys and values come from.
@@ -94,6 +95,19 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         let run = move |b: &Checked<'_, B>, rng: &mut Rng| setup.check(b, rng);
         cases.push(Case::new("attention", detail, bound_of(float), run));
     }
+    for (name, setup) in [
+        ("f32", Setup { cache: (32, F32, None), heads: 6, ..PLAIN }),
+        ("gated, f16", Setup { gated: true, ..PLAIN }),
+        ("norms of values and behind, window", Setup { cache: (64, F16, Some(70)), ..GEMMA }),
+        ("window, q8", Setup { cache: (64, C8, Some(9)), ..GEMMA }),
+    ] {
+        for (count, mixed) in [(2, true), (5, false), (70, false), (70, true)] {
+            let tokens = if mixed { "one or more tokens" } else { "one token" };
+            let run = move |b: &Checked<'_, B>, rng: &mut Rng| setup.mixed(b, rng, &crowd(count, mixed));
+            let detail = format!("{name}, {count} sequences, {tokens} each");
+            cases.push(Case::new("attention", detail, bound_of(setup.cache.1), run));
+        }
+    }
     cases
 }
 
@@ -133,24 +147,30 @@ impl Setup {
         1.0 / (self.cache.0 as f32).sqrt()
     }
 
+    fn keeps(&self) -> LayerShape {
+        let (width, float, window) = self.cache;
+        LayerShape::Kv(KvShape { heads: self.kv_heads, key_dim: width, value_dim: width, float, window })
+    }
+
     fn check<B: Backend>(self, b: &Checked<'_, B>, rng: &mut Rng) -> CaseResult {
         let layer = self.layer(rng);
-        let (width, float, window) = self.cache;
-        let single = 12;
-        let h = rng.calm(self.at_once + single, HIDDEN);
+        let h = rng.calm(self.at_once + 12, HIDDEN);
         let expected = layer.apply(&h.wide());
         let w = layer.on(b)?;
-        let shape = KvShape { heads: self.kv_heads, key_dim: width, value_dim: width, float, window };
-        let mut cache = b.kv_cache(&shape)?;
-        let mut outputs = Vec::new();
-        for range in steps(self.at_once, single) {
-            let batch = one_span(b, range.len(), range.start)?;
-            let x = b.hidden(h.slice(range.clone()).on(b)?);
-            let y = b.tensor(b.attention(x, &w, &batch, &mut [&mut cache])?)?;
-            outputs.push(output(range, b.read(&y)?, &expected));
-        }
-        ensure(b.kv_save(&cache)?.len == self.at_once + single, "the cache lost tokens")?;
+        let mut pool = TestPool::new(b, rng, self.keeps())?;
+        let run = |x, batch: &_, slabs: &mut _, layer| b.attention(x, &w, batch, slabs, layer);
+        let (slot, outputs) = alone(&mut pool, &run, &h, self.at_once, &expected)?;
+        ensure(pool.kv_image(slot)?.len == h.rows, "the cache lost tokens")?;
         Ok(outputs)
+    }
+
+    /// Sequences at different places in one step.
+    fn mixed<B: Backend>(self, b: &Checked<'_, B>, rng: &mut Rng, spans: &[(usize, usize)]) -> CaseResult {
+        let layer = self.layer(rng);
+        let w = layer.on(b)?;
+        let mut pool = TestPool::new(b, rng, self.keeps())?;
+        let run = |x, batch: &_, slabs: &mut _, layer| b.attention(x, &w, batch, slabs, layer);
+        together(&mut pool, rng, &run, spans, |h| layer.apply(h))
     }
 }
 

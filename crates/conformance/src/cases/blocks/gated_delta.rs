@@ -1,17 +1,16 @@
 //! Gated DeltaNet with its projections, gated norm and residual.
 
+use backend::pool::LayerShape;
 use backend::{Backend, Checked, GatedDelta, GdnLayout, GdnShape, GdnVectors};
 use checkpoint::{Float, Format};
 
-use super::{BOUND, Gain, linear, output, sample, steps};
-use crate::cases::{one_span, spans};
+use super::{BOUND, Gain, HIDDEN, alone, linear, sample, together};
+use crate::cases::test_pool::{TestPool, crowd};
 use crate::formulas::{gdn, norms, products};
 use crate::host::{Host, Rows};
 use crate::random::Rng;
 use crate::weights::{BF16, Q4, Sample, affine};
 use crate::{Case, CaseResult, Output};
-
-const HIDDEN: usize = 64;
 
 #[derive(Clone, Copy)]
 struct Setup {
@@ -42,8 +41,13 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         let run = move |b: &Checked<'_, B>, rng: &mut Rng| setup.check(b, rng, 20);
         cases.push(Case::new("gated_delta", &detail, BOUND, run));
         if kernel == 4 && value_heads == 4 {
-            let run = move |b: &Checked<'_, B>, rng: &mut Rng| setup.mixed(b, rng);
+            const SPANS: [(usize, usize); 4] = [(20, 1), (0, 40), (3, 2), (0, 1)];
+            let run = move |b: &Checked<'_, B>, rng: &mut Rng| setup.mixed(b, rng, &SPANS);
             cases.push(Case::new("gated_delta", format!("{detail}, four sequences"), BOUND, run));
+        }
+        if kernel < 4 {
+            let run = move |b: &Checked<'_, B>, rng: &mut Rng| setup.mixed(b, rng, &crowd(70, true));
+            cases.push(Case::new("gated_delta", format!("{detail}, 70 sequences"), BOUND, run));
         }
     }
     cases
@@ -83,44 +87,23 @@ impl Setup {
 
     fn check<B: Backend>(self, b: &Checked<'_, B>, rng: &mut Rng, at_once: usize) -> CaseResult {
         let layer = self.layer(rng);
-        let single = 8;
-        let h = rng.calm(at_once + single, HIDDEN);
+        let h = rng.calm(at_once + 8, HIDDEN);
         let (expected, expected_state) = layer.apply(&h.wide());
         let w = layer.on(b)?;
-        let mut state = b.recurrent(&self.shape)?;
-        let mut outputs = Vec::new();
-        for range in steps(at_once, single) {
-            let batch = one_span(b, range.len(), range.start)?;
-            let x = b.hidden(h.slice(range.clone()).on(b)?);
-            let y = b.tensor(b.gated_delta(x, &w, &batch, &mut [&mut state])?)?;
-            outputs.push(output(range, b.read(&y)?, &expected));
-        }
-        outputs.push(Output::close("state", b.recurrent_save(&state)?.state, &expected_state));
+        let mut pool = TestPool::new(b, rng, LayerShape::Recurrent(self.shape))?;
+        let run = |x, batch: &_, slabs: &mut _, layer| b.gated_delta(x, &w, batch, slabs, layer);
+        let (slot, mut outputs) = alone(&mut pool, &run, &h, at_once, &expected)?;
+        outputs.push(Output::close("state", pool.save_state(slot)?.state, &expected_state));
         Ok(outputs)
     }
 
-    /// Sequences at different places in one batch.
-    fn mixed<B: Backend>(self, b: &Checked<'_, B>, rng: &mut Rng) -> CaseResult {
-        const SPANS: [(usize, usize); 4] = [(20, 1), (0, 40), (3, 2), (0, 1)];
+    /// Sequences at different places in one step.
+    fn mixed<B: Backend>(self, b: &Checked<'_, B>, rng: &mut Rng, spans: &[(usize, usize)]) -> CaseResult {
         let layer = self.layer(rng);
         let w = layer.on(b)?;
-        let sequences = SPANS.map(|(past, new)| rng.calm(past + new, HIDDEN));
-        let mut states = Vec::new();
-        for (h, (past, _)) in sequences.iter().zip(SPANS) {
-            let mut state = b.recurrent(&self.shape)?;
-            if past > 0 {
-                let x = b.hidden(h.slice(0..past).on(b)?);
-                b.tensor(b.gated_delta(x, &w, &one_span(b, past, 0)?, &mut [&mut state])?)?;
-            }
-            states.push(state);
-        }
-        let parts = sequences.iter().zip(SPANS).map(|(h, (past, new))| h.slice(past..past + new));
-        let x = b.hidden(Host::stack(&parts.collect::<Vec<_>>()).on(b)?);
-        let batch = spans(b, &SPANS.map(|(past, new)| (new, past)))?;
-        let y = b.gated_delta(x, &w, &batch, &mut states.iter_mut().collect::<Vec<_>>())?;
-        let of = |(h, (past, _)): (&Host, (usize, usize))| layer.apply(&h.wide()).0[past..].to_vec();
-        let expected = sequences.iter().zip(SPANS).flat_map(of).collect();
-        Ok(vec![Output::close("y", b.read(&b.tensor(y)?)?, &expected)])
+        let mut pool = TestPool::new(b, rng, LayerShape::Recurrent(self.shape))?;
+        let run = |x, batch: &_, slabs: &mut _, layer| b.gated_delta(x, &w, batch, slabs, layer);
+        together(&mut pool, rng, &run, spans, |h| layer.apply(h).0)
     }
 }
 

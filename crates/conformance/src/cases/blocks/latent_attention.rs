@@ -1,18 +1,18 @@
 //! Multi-head latent attention with its projections, norms and residual.
 
+use backend::pool::LayerShape;
 use backend::{Backend, CacheFloat, Checked, KvShape, LatentAttention, Pairing, RopeSpec};
 use checkpoint::{Float, Format};
 
-use super::{Gain, bound_of, linear, output, sample, steps, stored};
-use crate::cases::{one_span, spans};
+use super::{Gain, HIDDEN, alone, bound_of, linear, sample, stored, together};
+use crate::cases::test_pool::{TestPool, crowd};
 use crate::formulas::attention::latent;
 use crate::formulas::{norms, positions, products};
-use crate::host::{Host, Rows};
+use crate::host::Rows;
 use crate::random::Rng;
 use crate::weights::{BF16, Q4, Recipe, Sample, affine};
-use crate::{Case, CaseResult, Output};
+use crate::{Case, CaseResult};
 
-const HIDDEN: usize = 64;
 const SCALE: f32 = 0.2;
 
 #[derive(Clone, Copy)]
@@ -62,8 +62,16 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         let run = move |b: &Checked<'_, B>, rng: &mut Rng| setup.check(b, rng, 320);
         cases.push(Case::new("latent_attention", detail, bound_of(setup.float), run));
         let detail = format!("prompts and single tokens in one batch, {name}");
-        let run = move |b: &Checked<'_, B>, rng: &mut Rng| setup.mixed(b, rng);
+        // Tokens already seen, tokens of this step.
+        const SPANS: [(usize, usize); 4] = [(60, 1), (0, 90), (5, 2), (0, 70)];
+        let run = move |b: &Checked<'_, B>, rng: &mut Rng| setup.mixed(b, rng, &SPANS);
         cases.push(Case::new("latent_attention", detail, bound_of(setup.float), run));
+        for (count, mixed) in [(5, false), (70, true)] {
+            let tokens = if mixed { "one or more tokens" } else { "one token" };
+            let detail = format!("{name}, {count} sequences, {tokens} each");
+            let run = move |b: &Checked<'_, B>, rng: &mut Rng| setup.mixed(b, rng, &crowd(count, mixed));
+            cases.push(Case::new("latent_attention", detail, bound_of(setup.float), run));
+        }
     }
     cases
 }
@@ -102,50 +110,28 @@ impl Setup {
         }
     }
 
-    fn shape(&self) -> KvShape {
-        let [rank, pe, ..] = self.widths;
-        KvShape { heads: 1, key_dim: rank + pe, value_dim: 0, float: self.float, window: None }
+    fn keeps(&self) -> LayerShape {
+        let ([rank, pe, ..], float) = (self.widths, self.float);
+        LayerShape::Kv(KvShape { heads: 1, key_dim: rank + pe, value_dim: 0, float, window: None })
     }
 
     fn check<B: Backend>(self, b: &Checked<'_, B>, rng: &mut Rng, at_once: usize) -> CaseResult {
         let layer = self.layer(rng);
-        let single = 10;
-        let h = rng.calm(at_once + single, HIDDEN);
+        let h = rng.calm(at_once + 10, HIDDEN);
         let expected = layer.apply(&h.wide());
         let w = layer.on(b)?;
-        let mut cache = b.kv_cache(&self.shape())?;
-        let mut outputs = Vec::new();
-        for range in steps(at_once, single) {
-            let batch = one_span(b, range.len(), range.start)?;
-            let x = b.hidden(h.slice(range.clone()).on(b)?);
-            let y = b.tensor(b.latent_attention(x, &w, &batch, &mut [&mut cache])?)?;
-            outputs.push(output(range, b.read(&y)?, &expected));
-        }
-        Ok(outputs)
+        let mut pool = TestPool::new(b, rng, self.keeps())?;
+        let run = |x, batch: &_, slabs: &mut _, layer| b.latent_attention(x, &w, batch, slabs, layer);
+        Ok(alone(&mut pool, &run, &h, at_once, &expected)?.1)
     }
 
-    fn mixed<B: Backend>(self, b: &Checked<'_, B>, rng: &mut Rng) -> CaseResult {
-        // Tokens already seen, tokens of this step.
-        const SPANS: [(usize, usize); 4] = [(60, 1), (0, 90), (5, 2), (0, 70)];
+    /// Sequences at different places in one step.
+    fn mixed<B: Backend>(self, b: &Checked<'_, B>, rng: &mut Rng, spans: &[(usize, usize)]) -> CaseResult {
         let layer = self.layer(rng);
         let w = layer.on(b)?;
-        let sequences = SPANS.map(|(past, new)| rng.calm(past + new, HIDDEN));
-        let mut caches = Vec::new();
-        for (h, (past, _)) in sequences.iter().zip(SPANS) {
-            let mut cache = b.kv_cache(&self.shape())?;
-            if past > 0 {
-                let x = b.hidden(h.slice(0..past).on(b)?);
-                b.tensor(b.latent_attention(x, &w, &one_span(b, past, 0)?, &mut [&mut cache])?)?;
-            }
-            caches.push(cache);
-        }
-        let parts = sequences.iter().zip(SPANS).map(|(h, (past, new))| h.slice(past..past + new));
-        let x = b.hidden(Host::stack(&parts.collect::<Vec<_>>()).on(b)?);
-        let batch = spans(b, &SPANS.map(|(past, new)| (new, past)))?;
-        let y = b.latent_attention(x, &w, &batch, &mut caches.iter_mut().collect::<Vec<_>>())?;
-        let of = |(h, (past, _)): (&Host, (usize, usize))| layer.apply(&h.wide())[past..].to_vec();
-        let expected = sequences.iter().zip(SPANS).flat_map(of).collect();
-        Ok(vec![Output::close("y", b.read(&b.tensor(y)?)?, &expected)])
+        let mut pool = TestPool::new(b, rng, self.keeps())?;
+        let run = |x, batch: &_, slabs: &mut _, layer| b.latent_attention(x, &w, batch, slabs, layer);
+        together(&mut pool, rng, &run, spans, |h| layer.apply(h))
     }
 }
 

@@ -6,15 +6,19 @@ mod gated_delta;
 mod latent_attention;
 mod refusals;
 
-use backend::{Backend, CacheFloat, Checked, Norm, Residual, Result};
+use backend::pool::Slot;
+use backend::{Backend, Batch, Blocks, CacheFloat, Checked, Norm, Ops, Residual, Result};
 use checkpoint::Format;
 
+use crate::cases::test_pool::{TestPool, in_turns};
 use crate::formulas::{norms, products};
 use crate::host::{Host, Rows};
 use crate::random::Rng;
 use crate::weights::{Recipe, Sample};
-use crate::{Bound, Case, Output};
+use crate::{Bound, Case, CaseResult, Output};
 
+/// Width of the residual stream.
+const HIDDEN: usize = 64;
 const EPS: f32 = 1e-6;
 /// Where caches keep f32.
 const BOUND: Bound = Bound::l2(8e-6);
@@ -125,9 +129,60 @@ fn linear<B: Backend>(b: &Checked<'_, B>, samples: &[&Sample]) -> Result<B::Line
     b.linear(&samples.iter().map(|sample| &sample.weight).collect::<Vec<_>>())
 }
 
-/// Some tokens at once, then some one by one.
-fn steps(at_once: usize, single: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
-    std::iter::once(0..at_once).chain((at_once..at_once + single).map(|t| t..t + 1))
+/// A block on a machine, on a layer of a pool's memory.
+type Run<'a, B> = &'a dyn Fn(
+    <B as Blocks>::Hidden,
+    &Batch<B>,
+    &mut <B as Ops>::Slabs,
+    usize,
+) -> Result<<B as Blocks>::Hidden>;
+
+/// A step of some tokens of several sequences.
+fn step<B: Backend>(pool: &mut TestPool<'_, B>, run: Run<'_, B>, parts: &[(Slot, Host)]) -> Result<Vec<f32>> {
+    let b = pool.b;
+    let rows: Vec<_> = parts.iter().map(|(_, h)| h.clone()).collect();
+    let h = b.hidden(Host::stack(&rows).on(&b)?);
+    let spans: Vec<_> = parts.iter().map(|(slot, h)| (*slot, h.rows)).collect();
+    pool.step(&spans, |batch, slabs, layer| b.read(&b.tensor(run(h, batch, slabs, layer)?)?))
+}
+
+/// One sequence, some tokens at once, then some one by one.
+fn alone<B: Backend>(
+    pool: &mut TestPool<'_, B>,
+    run: Run<'_, B>,
+    h: &Host,
+    at_once: usize,
+    expected: &Rows,
+) -> Result<(Slot, Vec<Output>)> {
+    let slot = pool.create()?;
+    let mut outputs = Vec::new();
+    for range in std::iter::once(0..at_once).chain((at_once..h.rows).map(|t| t..t + 1)) {
+        let values = step(pool, run, &[(slot, h.slice(range.clone()))])?;
+        outputs.push(output(range, values, expected));
+    }
+    Ok((slot, outputs))
+}
+
+/// Several sequences in one step: tokens that each has seen, and its tokens of the step.
+fn together<B: Backend>(
+    pool: &mut TestPool<'_, B>,
+    rng: &mut Rng,
+    run: Run<'_, B>,
+    spans: &[(usize, usize)],
+    expected: impl Fn(&Rows) -> Rows,
+) -> CaseResult {
+    let slots = pool.create_all(spans.len())?;
+    let sequences: Vec<_> = spans.iter().map(|(past, new)| rng.calm(past + new, HIDDEN)).collect();
+    for turn in in_turns(spans) {
+        let part = |(i, range): (usize, _)| (slots[i], sequences[i].slice(range));
+        step(pool, run, &turn.into_iter().map(part).collect::<Vec<_>>())?;
+    }
+    let (mut parts, mut rows) = (Vec::new(), Vec::new());
+    for ((slot, h), (past, new)) in slots.into_iter().zip(&sequences).zip(spans) {
+        parts.push((slot, h.slice(*past..past + new)));
+        rows.extend_from_slice(&expected(&h.wide())[*past..]);
+    }
+    Ok(vec![Output::close("y", step(pool, run, &parts)?, &rows)])
 }
 
 /// One step's output against those rows of a whole sequence's.

@@ -1,13 +1,15 @@
 //! Blocks whose weights do not fit together, or do not fit their caches.
 
+use backend::pool::LayerShape;
 use backend::{
     Activation, Attention, Backend, CacheFloat, Checked, GatedDelta, GdnLayout, GdnShape, GdnVectors, Head,
     KeyValues, KvShape, LatentAttention, Mlp, Moe, Norm, Pairing, Residual, Result, RopeSpec, Routing,
 };
 
+use super::Run;
 use crate::Case;
-use crate::cases::one_span;
 use crate::cases::refusals::wrong;
+use crate::cases::refusals_state::one_layer;
 use crate::random::Rng;
 use crate::weights::{F32, Recipe};
 
@@ -22,12 +24,19 @@ fn linear<B: Backend>(b: &Checked<'_, B>, rng: &mut Rng, rows: &[usize], cols: u
     b.linear(&samples.iter().map(|sample| &sample.weight).collect::<Vec<_>>())
 }
 
+/// A step of one token.
+fn one_step<B: Backend>(b: &Checked<'_, B>, keeps: LayerShape, run: Run<'_, B>) -> Result<()> {
+    let mut pool = one_layer(b, keeps)?;
+    let (slot, h) = (pool.create()?, hidden(b, D)?);
+    pool.step(&[(slot, 1)], |batch, slabs, layer| run(h, batch, slabs, layer)).map(|_| ())
+}
+
 fn hidden<B: Backend>(b: &Checked<'_, B>, width: usize) -> Result<B::Hidden> {
     Ok(b.hidden(b.upload(1, width, &vec![0.5; width])?))
 }
 
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
-    let attention = |what: &str, q: usize, kv_heads: usize, position: usize, d: usize| {
+    let attention = |what: &str, q: usize, kv_heads: usize, d: usize| {
         wrong("attention", what, move |b: &Checked<'_, B>, rng| {
             let shape = KvShape { heads: 2, key_dim: 4, value_dim: 4, float: CacheFloat::F32, window: None };
             let w = Attention {
@@ -44,8 +53,8 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
                 window: None,
                 soft_cap: None,
             };
-            let batch = one_span(b, 1, position)?;
-            b.attention(hidden(b, D)?, &w, &batch, &mut [&mut b.kv_cache(&shape)?]).map(|_| ())
+            let run = |x, batch: &_, slabs: &mut _, layer| b.attention(x, &w, batch, slabs, layer);
+            one_step(b, LayerShape::Kv(shape), &run)
         })
     };
     let latent = |what: &str, rank: usize, nope: usize| {
@@ -67,8 +76,8 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
                 heads: 2,
                 scale: 0.5,
             };
-            let batch = one_span(b, 1, 0)?;
-            b.latent_attention(hidden(b, D)?, &w, &batch, &mut [&mut b.kv_cache(&shape)?]).map(|_| ())
+            let run = |x, batch: &_, slabs: &mut _, layer| b.latent_attention(x, &w, batch, slabs, layer);
+            one_step(b, LayerShape::Kv(shape), &run)
         })
     };
     let gdn = |what: &str, layout: GdnLayout, out: usize| {
@@ -88,8 +97,8 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
                 out_norm: norm(b, 4)?,
                 out: linear(b, rng, &[D], out)?,
             };
-            let batch = one_span(b, 1, 0)?;
-            b.gated_delta(hidden(b, D)?, &w, &batch, &mut [&mut b.recurrent(&shape)?]).map(|_| ())
+            let run = |x, batch: &_, slabs: &mut _, layer| b.gated_delta(x, &w, batch, slabs, layer);
+            one_step(b, LayerShape::Recurrent(shape), &run)
         })
     };
     let mlp = |what: &str, up: usize, down: usize| {
@@ -122,10 +131,9 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         })
     };
     vec![
-        attention("queries of another width", 12, 2, 0, D),
-        attention("other heads than the cache has", 16, 1, 0, D),
-        attention("keys missing before it", 16, 2, 3, D),
-        attention("another norm", 16, 2, 0, D + 1),
+        attention("queries of another width", 12, 2, D),
+        attention("other heads than the cache has", 16, 1, D),
+        attention("another norm", 16, 2, D + 1),
         latent("another latent", 4, 3),
         latent("a plain part of another width", 5, 2),
         gdn("projections of the other layout", GdnLayout::ByKeyHead, 8),

@@ -27,8 +27,12 @@ var<private> row_sums: array<f32, ROWS>;
 var<private> first_quads: array<vec4<f32>, ROWS>;
 var<private> second_quads: array<vec4<f32>, ROWS>;
 
-fn slot_of(slot: u32) -> u32 {
-    return select(slot, slot - params.slots, slot >= params.slots);
+// Where the span's blocks are, for its kernel to say.
+var<private> blocks: u32;
+
+// Where a position's head is in a slab, in heads.
+fn head_row(position: u32, head: u32) -> u32 {
+    return place_in(blocks, position) * params.key_heads + head;
 }
 
 fn capped(score: f32) -> f32 {
@@ -40,14 +44,14 @@ fn capped(score: f32) -> f32 {
 
 // Asks for this thread's part of the key at a position. Positions beyond the last repeat it, and weigh nothing.
 fn load_key(position: u32, head: u32, place: Place) {
-    let row = position % params.slots * params.key_heads + head;
+    let row = head_row(position, head);
     for (var i = 0u; i < KEY_STEPS; i++) {
         key[i] = key_four(row, min(i * LANES + lane_of(place), params.key_fours - 1u));
     }
 }
 
 // All positions from `begin` to `end`, the keys of the first having been asked for, and queries being there. Each kernel has its own
-// `key_words(at)` and `value_words(at)` for the caches, and `key_at(loaded, four, position)` and `value_at(loaded, four, position)`: what was
+// `key_words(at)` and `value_words(at)` for the slabs, and `key_at(loaded, four, position)` and `value_at(loaded, four, position)`: what was
 // loaded, or what has just come.
 fn attend(begin: u32, end: u32, head: u32, place: Place) {
     let lane = lane_of(place);
@@ -55,91 +59,89 @@ fn attend(begin: u32, end: u32, head: u32, place: Place) {
     let quads = params.key_fours * QUADS;
     let group = place.thread / VALUE_LANES;
     let own_four = min(place.thread % VALUE_LANES, params.value_fours - 1u);
-    for (var r = 0u; r < ROWS; r++) {
-        row_max[r] = LOWEST;
-        row_sums[r] = 0.0;
-        first_quads[r] = vec4(0.0);
-        second_quads[r] = vec4(0.0);
-    }
+    // repeat r < ROWS
+    row_max[#ru] = LOWEST;
+    row_sums[#ru] = 0.0;
+    first_quads[#ru] = vec4(0.0);
+    second_quads[#ru] = vec4(0.0);
+    // end repeat
     var turn = 0u;
     for (var start = begin; start < end; start += CHUNK) {
-        let first_slot = start % params.slots;
         let last = end - 1u - start;
         // Asked for before scores are known.
         var words: array<vec4<u32>, VALUE_STEPS>;
         for (var n = 0u; n < VALUE_STEPS; n++) {
-            let slot = slot_of(first_slot + min(n * GROUPS + group, last));
-            words[n] = value_four(slot * params.key_heads + head, own_four);
+            words[n] = value_four(head_row(start + min(n * GROUPS + group, last), head), own_four);
         }
         var parts: array<f32, ROWS>;
-        for (var r = 0u; r < ROWS; r++) {
-            parts[r] = 0.0;
-        }
+        // repeat r < ROWS
+        parts[#ru] = 0.0;
+        // end repeat
         for (var i = 0u; i < KEY_STEPS; i++) {
             let at = i * LANES + lane;
             let real = at < params.key_fours;
             let four = select(vec4(0u), key_at(key[i], min(at, params.key_fours - 1u), start + team), real);
             let query_at = select(0u, at * QUADS, real);
             let first = quad_of(four, 0u);
-            for (var r = 0u; r < ROWS; r++) {
-                parts[r] += dot(queries[r * quads + query_at], first);
-            }
+            // repeat r < ROWS
+            parts[#ru] += dot(queries[#ru * quads + query_at], first);
+            // end repeat
             if QUADS == 2u {
                 let second = quad_of(four, 1u);
-                for (var r = 0u; r < ROWS; r++) {
-                    parts[r] += dot(queries[r * quads + query_at + 1u], second);
-                }
+                // repeat r < ROWS
+                parts[#ru] += dot(queries[#ru * quads + query_at + 1u], second);
+                // end repeat
             }
         }
         // The next keys are on their way while values are added.
         load_key(min(start + CHUNK + team, end - 1u), head, place);
-        for (var r = 0u; r < ROWS; r++) {
-            let score = team_sum(parts[r], place);
-            if lane == r % LANES {
-                scores[turn + team * ROWS + r] = select(LOWEST, capped(score), team <= last);
-            }
+        // repeat r < ROWS
+        let score_#r = team_sum(parts[#ru], place);
+        if lane == #ru % LANES {
+            scores[turn + team * ROWS + #ru] = select(LOWEST, capped(score_#r), team <= last);
         }
+        // end repeat
         workgroupBarrier();
-        for (var r = 0u; r < ROWS; r++) {
-            var largest = row_max[r];
-            for (var n = 0u; n < VALUE_STEPS; n++) {
-                largest = max(largest, scores[turn + (n * GROUPS + group) * ROWS + r]);
-            }
-            let keep = exp(row_max[r] - largest);
-            row_max[r] = largest;
-            row_sums[r] *= keep;
-            first_quads[r] *= keep;
-            second_quads[r] *= keep;
+        // repeat r < ROWS
+        var largest_#r = row_max[#ru];
+        for (var n = 0u; n < VALUE_STEPS; n++) {
+            largest_#r = max(largest_#r, scores[turn + (n * GROUPS + group) * ROWS + #ru]);
         }
+        let keep_#r = exp(row_max[#ru] - largest_#r);
+        row_max[#ru] = largest_#r;
+        row_sums[#ru] *= keep_#r;
+        first_quads[#ru] *= keep_#r;
+        second_quads[#ru] *= keep_#r;
+        // end repeat
         for (var n = 0u; n < VALUE_STEPS; n++) {
             let position = n * GROUPS + group;
             let four = value_at(words[n], own_four, start + position);
-            for (var r = 0u; r < ROWS; r++) {
-                let weight = select(0.0, exp(scores[turn + position * ROWS + r] - row_max[r]), position <= last);
-                row_sums[r] += weight;
-                first_quads[r] += weight * quad_of(four, 0u);
-                if QUADS == 2u {
-                    second_quads[r] += weight * quad_of(four, 1u);
-                }
+            // repeat r < ROWS
+            let weight_#r = select(0.0, exp(scores[turn + position * ROWS + #ru] - row_max[#ru]), position <= last);
+            row_sums[#ru] += weight_#r;
+            first_quads[#ru] += weight_#r * quad_of(four, 0u);
+            if QUADS == 2u {
+                second_quads[#ru] += weight_#r * quad_of(four, 1u);
             }
+            // end repeat
         }
         turn = ROWS * CHUNK - turn;
     }
     // What all groups have in common.
     if place.thread % VALUE_LANES == 0u {
-        for (var r = 0u; r < ROWS; r++) {
-            group_max[group * ROWS + r] = row_max[r];
-        }
+        // repeat r < ROWS
+        group_max[group * ROWS + #ru] = row_max[#ru];
+        // end repeat
     }
     workgroupBarrier();
-    for (var r = 0u; r < ROWS; r++) {
-        let keep = exp(row_max[r] - largest_of(r));
-        first_quads[r] *= keep;
-        second_quads[r] *= keep;
-        if place.thread % VALUE_LANES == 0u {
-            group_sums[group * ROWS + r] = keep * row_sums[r];
-        }
+    // repeat r < ROWS
+    let keep_#r = exp(row_max[#ru] - largest_of(#ru));
+    first_quads[#ru] *= keep_#r;
+    second_quads[#ru] *= keep_#r;
+    if place.thread % VALUE_LANES == 0u {
+        group_sums[group * ROWS + #ru] = keep_#r * row_sums[#ru];
     }
+    // end repeat
 }
 
 fn largest_of(row: u32) -> f32 {
