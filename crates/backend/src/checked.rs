@@ -35,17 +35,6 @@ impl<B: Ops> Checked<'_, B> {
         self.0.upload(rows, cols, values)
     }
 
-    /// [`Ops::read_top`]
-    pub fn read_top(
-        &self,
-        x: &B::Tensor,
-        k: usize,
-        allowed: &[Option<&[u32]>],
-    ) -> Result<Vec<Vec<(u32, f32)>>> {
-        check::read_top(x.shape(), allowed)?;
-        self.0.read_top(x, k, allowed)
-    }
-
     /// [`Ops::reshape`]
     pub fn reshape(&self, x: B::Tensor, rows: usize, cols: usize) -> Result<B::Tensor> {
         check::reshape(x.shape(), rows, cols)?;

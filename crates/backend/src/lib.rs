@@ -40,7 +40,7 @@ pub use shapes::{
     Activation, CacheFloat, ExpertShape, GdnShape, GdnVectors, GroupedSigmoid, Handle, HeadShape, KvImage,
     KvShape, LatentScores, LinearShape, RecurrentImage, RoutedShape, Routing, Scores, Shape, Shared,
 };
-pub use top::{largest, largest_allowed};
+pub use top::largest;
 pub use weights::Weights;
 
 /// A machine that runs models: the whole contract.

@@ -41,23 +41,6 @@ pub trait Ops: Weights {
     /// Waits for everything recorded so far and returns the values of `x`, row after row.
     fn read(&self, x: &Self::Tensor) -> Result<Vec<f32>>;
 
-    /// The same into memory that is used again.
-    fn read_into(&self, x: &Self::Tensor, values: &mut Vec<f32>) -> Result<()> {
-        *values = self.read(x)?;
-        Ok(())
-    }
-
-    /// Waits, and returns the `k` largest values of each row of `x` with their columns, largest first, ties to the
-    /// lower column; all values of a row that has fewer. A value that is not a number comes before all others, so
-    /// that it does not go unnoticed. `allowed` has the columns of each row that count, in words of bits (see
-    /// [`largest_allowed`](crate::largest_allowed)), or nothing where all do.
-    fn read_top(
-        &self,
-        x: &Self::Tensor,
-        k: usize,
-        allowed: &[Option<&[u32]>],
-    ) -> Result<Vec<Vec<(u32, f32)>>>;
-
     /// Waits, and returns expert ids and weights, K per token.
     fn read_routes(&self, routes: &Self::Routes) -> Result<(Vec<u32>, Vec<f32>)>;
 

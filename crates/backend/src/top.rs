@@ -2,8 +2,8 @@
 
 use std::cmp::Ordering;
 
-/// Values that are compared together, as many as a word has bits.
-const BLOCK: usize = u32::BITS as usize;
+/// Values that are compared together.
+const BLOCK: usize = 32;
 
 /// Larger values first, ties to the lower column; what is not a number comes before all others.
 fn larger_first(a: &(u32, f32), b: &(u32, f32)) -> Ordering {
@@ -16,20 +16,6 @@ fn larger_first(a: &(u32, f32), b: &(u32, f32)) -> Ordering {
 /// Holds at most 2k of them at a time: most of a vocabulary is below the k-th largest seen so far and is passed over with
 /// one comparison, many at a time.
 pub fn largest(row: &[f32], k: usize) -> Vec<(u32, f32)> {
-    largest_of(row, k, |_| u32::MAX)
-}
-
-/// The same of the columns that are allowed: bit `c % 32` of word `c / 32` says whether column `c` is, and those beyond the last word are
-/// not. Without words all are.
-pub fn largest_allowed(row: &[f32], k: usize, allowed: Option<&[u32]>) -> Vec<(u32, f32)> {
-    match allowed {
-        Some(words) => largest_of(row, k, |block| words.get(block).copied().unwrap_or(0)),
-        None => largest(row, k),
-    }
-}
-
-/// The same, where `allowed` gives the word of a block.
-fn largest_of(row: &[f32], k: usize, allowed: impl Fn(usize) -> u32) -> Vec<(u32, f32)> {
     let mut found = Vec::new();
     if k == 0 {
         return found;
@@ -37,10 +23,6 @@ fn largest_of(row: &[f32], k: usize, allowed: impl Fn(usize) -> u32) -> Vec<(u32
     let room = k.saturating_mul(2).max(64);
     let mut floor = f32::NEG_INFINITY;
     for (block, values) in row.chunks(BLOCK).enumerate() {
-        let allowed = allowed(block);
-        if allowed == 0 {
-            continue;
-        }
         // Columns ascend, so a later one with the same value as the k-th loses the tie anyway. Not `any`, which would look at
         // one after the other.
         let above = values.iter().fold(false, |above, value| above | (*value > floor) | value.is_nan());
@@ -48,7 +30,7 @@ fn largest_of(row: &[f32], k: usize, allowed: impl Fn(usize) -> u32) -> Vec<(u32
             continue;
         }
         for (i, &value) in values.iter().enumerate() {
-            if allowed >> i & 1 == 1 && (value > floor || value.is_nan() || found.len() < k) {
+            if value > floor || value.is_nan() || found.len() < k {
                 found.push(((block * BLOCK + i) as u32, value));
                 if found.len() == room {
                     let (_, kth, _) = found.select_nth_unstable_by(k - 1, larger_first);
@@ -66,27 +48,6 @@ fn largest_of(row: &[f32], k: usize, allowed: impl Fn(usize) -> u32) -> Vec<(u32
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_largest_of_those_allowed() {
-        let row: Vec<f32> = (0..1000u32).map(|i| ((i * 7919) % 101) as f32).collect();
-        // Whole words of all, of none, a few bits, and fewer words than the row has.
-        let words: Vec<u32> = (0..29).map(|i| [u32::MAX, 0, 0x8000_0001, 0x00ff_00f0][i % 4]).collect();
-        let allows = |column: &u32| {
-            words.get(*column as usize / 32).is_some_and(|word| word >> (column % 32) & 1 == 1)
-        };
-        let mut all: Vec<_> = (0..1000u32).filter(allows).map(|i| (i, row[i as usize])).collect();
-        all.sort_by(larger_first);
-        for k in [0, 1, 2, 33, 100, 1000] {
-            assert_eq!(largest_allowed(&row, k, Some(&words)), all[..k.min(all.len())]);
-        }
-        assert_eq!(largest_allowed(&row, 40, None), largest(&row, 40));
-        assert_eq!(largest_allowed(&row, 40, Some(&[])), []);
-        // What is no number is found where it may be chosen.
-        let odd = [f32::NAN, 1.0, f32::NAN];
-        assert_eq!(largest_allowed(&odd, 1, Some(&[0b010])), [(1, 1.0)]);
-        assert_eq!(largest_allowed(&odd, 1, Some(&[0b110]))[0].0, 2);
-    }
 
     #[test]
     fn the_largest_of_many() {

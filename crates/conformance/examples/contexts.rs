@@ -11,9 +11,9 @@ use std::path::Path;
 use std::time::Instant;
 
 use backend::pool::Slot;
-use backend::{CacheFloat, Ops, Tokens};
+use backend::{CacheFloat, Tokens};
 use checkpoint::Checkpoint;
-use conformance::models::Sequences;
+use conformance::models::{Sequences, likeliest};
 use cpu::{Cpu, Options};
 use models::{Logits, Model, Request};
 
@@ -28,7 +28,7 @@ fn step(
     logits: Logits,
 ) -> Result<(), Box<dyn Error>> {
     if let Some(rows) = sequences.step(&[Request { slot, tokens: Tokens::Ids(tokens), logits }])? {
-        sequences.model.backend().read_top(&rows, 1, &[])?;
+        likeliest(sequences.model.backend(), &rows, &mut sequences.pool)?;
     }
     Ok(())
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use backend::pool::{Pool, Slot};
 use backend::{Backend, CacheFloat, Tokens};
 use checkpoint::Checkpoint;
-use conformance::models::{BUDGET, Sequences, reserve};
+use conformance::models::{BUDGET, Sequences, likeliest, reserve};
 use cpu::Cpu;
 use gpu::Gpu;
 use models::{Logits, Model, Request};
@@ -46,12 +46,13 @@ impl<B: Backend> Place<'_, B> {
         let before = if recurrent { sequences.pool.fork(b, *slot, len)? } else { None };
         let request = [Request { slot: *slot, tokens: Tokens::Ids(&tokens), logits: Logits::All }];
         if !follow {
-            b.read_top(&sequences.step(&request)?.ok_or("no logits")?, 1, &[])?;
+            let logits = sequences.step(&request)?.ok_or("no logits")?;
+            likeliest(b, &logits, &mut sequences.pool)?;
             return Ok(());
         }
         reserve(b, &mut sequences.pool, &request)?;
         let stepped = model.step_with_hidden(&mut sequences.pool, &request)?;
-        b.read_top(&stepped.logits.ok_or("no logits")?, 1, &[])?;
+        likeliest(b, &stepped.logits.ok_or("no logits")?, &mut sequences.pool)?;
         match before {
             // What this loses is computed again in the next step, beside its own tokens.
             Some(before) => sequences.pool.release(std::mem::replace(slot, before)),
@@ -69,7 +70,7 @@ impl<B: Backend> Place<'_, B> {
         }
         for token in &tokens[..drafts] {
             let drafted = follow(&hidden, &[*token], Logits::Last)?.ok_or("no head")?;
-            b.read_top(&drafted.logits, 1, &[])?;
+            likeliest(b, &drafted.logits, &mut sequences.pool)?;
             hidden = drafted.hidden;
         }
         pool.truncate(*draft, seen);

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use backend::pool::{Pool, Slot};
-use backend::{Backend, CacheFloat, Error, Tokens};
+use backend::{Backend, CacheFloat, Choice, Error, Handle, Tokens};
 use checkpoint::{Checkpoint, read_file};
 use models::{Logits, Model, Request, Result};
 
@@ -128,6 +128,13 @@ pub fn reserve<B: Backend>(b: &B, pool: &mut Pool<B>, requests: &[Request<'_>]) 
     Ok(())
 }
 
+/// Waits, and returns the most likely token of each row of logits.
+pub fn likeliest<B: Backend>(b: &B, logits: &B::Tensor, pool: &mut Pool<B>) -> Result<Vec<u32>> {
+    let choices = vec![Choice::LIKELIEST; logits.shape().rows];
+    let sampled = b.collect(b.submit(Some(logits), &choices, pool.slabs_mut())?)?;
+    Ok(sampled.iter().map(|sampled| sampled.token).collect())
+}
+
 /// Logits of the drafting head for all tokens but the last, which it sees in chunks, and for a guess after the last of these guesses.
 pub fn drafted_logits<B: Backend>(model: &Model<B>, ids: &[u32], chunk: usize) -> Result<[Vec<f32>; 2]> {
     let b = model.backend();
@@ -148,7 +155,7 @@ pub fn drafted_logits<B: Backend>(model: &Model<B>, ids: &[u32], chunk: usize) -
         let drafted = draft(&b.select_rows(&hidden, &rows)?, tokens)?;
         logits.extend(b.read(&drafted.logits)?);
         if i * chunk + tokens.len() == ids.len() - 1 {
-            let best = b.read_top(&drafted.logits, 1, &[])?[tokens.len() - 1][0].0;
+            let best = likeliest(b, &drafted.logits, &mut sequences.pool)?[tokens.len() - 1];
             let last = b.select_rows(&drafted.hidden, &[tokens.len() - 1])?;
             after = b.read(&draft(&last, &[best])?.logits)?;
         }

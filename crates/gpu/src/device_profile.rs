@@ -99,14 +99,8 @@ pub(crate) struct DeviceProfile {
     /// Tokens up to which one thread takes all of a channel through a convolution.
     pub convolution_tokens: usize,
 
-    /// Values that the host reads and looks through in the time of a pass that looks for the
-    /// largest.
-    pub values_per_pass: usize,
-    /// Largest values that are looked for on the device, each of which costs a pass.
-    pub most_largest: usize,
-    /// Values that a workgroup looks through again and again, and if it does so only once.
+    /// Values of a row that a workgroup finds the largest of.
     pub largest_block: usize,
-    pub largest_block_of_one: usize,
 }
 
 /// An H200's, with limits that allow nothing.
@@ -138,11 +132,7 @@ const MEASURED: DeviceProfile = DeviceProfile {
     delta_workgroups: 1024,
     few_slices: 16,
     convolution_tokens: 4,
-    // Of 248,320 values, the 40 largest took the same either way.
-    values_per_pass: 6000,
-    most_largest: 128,
-    largest_block: 4096,
-    largest_block_of_one: 1024,
+    largest_block: 1024,
 };
 
 impl DeviceProfile {

@@ -101,14 +101,6 @@ pub fn reshape(x: Shape, rows: usize, cols: usize) -> Result<Shape> {
     Ok(shape)
 }
 
-/// `read_top`
-pub fn read_top(x: Shape, allowed: &[Option<&[u32]>]) -> Result<()> {
-    match allowed {
-        [] => Ok(()),
-        _ => equal("read_top", "the number of rows with allowed columns", allowed.len(), x.rows),
-    }
-}
-
 /// `select_rows`
 pub fn select_rows(x: Shape, rows: &[usize]) -> Result<Shape> {
     if let Some(row) = rows.iter().find(|r| **r >= x.rows) {

@@ -45,6 +45,18 @@ pub const LIKELIHOOD_STEPS: u32 = 1 << 15;
 pub const LIKELIHOOD_REACH: u32 = 64;
 
 impl Sampling {
+    /// The most likely token, by the model alone.
+    pub const GREEDY: Self = Self {
+        temperature: 0.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        seed: 0,
+    };
+
     /// Whether the most likely token is taken, without a draw.
     pub fn is_greedy(&self) -> bool {
         self.temperature == 0.0 || self.top_k == 1
@@ -116,14 +128,25 @@ pub struct Choice<'a> {
     /// not know yet. The host passes what it knows; the machine adds that token, as
     /// [`counting`] does, before the choice replaces it.
     pub counts_last: bool,
-    /// Which tokens may be chosen, in words of bits (see
-    /// [`largest_allowed`](crate::largest_allowed)); all where absent.
+    /// Which tokens may be chosen: bit `t % 32` of word `t / 32` says whether token `t` may be, and those beyond the
+    /// last word may not. All where absent.
     pub allowed: Option<&'a [u32]>,
     /// Whether the token's log probability is wanted, and those of so many of the likeliest.
     pub logprobs: Option<usize>,
 }
 
 impl Choice<'_> {
+    /// The most likely token, by the model alone, which no step goes on with.
+    pub const LIKELIEST: Choice<'static> = Choice {
+        slot: None,
+        sampling: &Sampling::GREEDY,
+        draw: 0,
+        adjusted: &[],
+        counts_last: false,
+        allowed: None,
+        logprobs: None,
+    };
+
     /// Key of the draw's noise, different for every seed and draw.
     pub fn noise_key(&self) -> [u32; 2] {
         noise::key(self.sampling.seed, self.draw)

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use backend::{Backend, Checked, GdnShape, Handle, Shape, largest};
+use backend::{Backend, Checked, GdnShape, Handle, Shape};
 
 use super::ensure;
 use crate::host::Host;
@@ -12,20 +12,6 @@ use crate::{Bound, Case, Output};
 /// Rows, heads, width of a head, width of its first part.
 const SPLITS: [(usize, usize, usize, usize); 5] =
     [(1, 1, 7, 3), (5, 3, 10, 4), (2, 16, 256, 128), (3, 4, 9, 9), (3, 4, 9, 0)];
-
-/// Rows, columns, how many of the largest.
-const TOPS: [(usize, usize, usize); 10] = [
-    (1, 1, 1),
-    (1, 37, 5),
-    (3, 37, 50),
-    (1, 4096, 1),
-    (2, 5000, 128),
-    (1, 100_003, 20),
-    (1, 130_001, 20),
-    (30, 5000, 3),
-    (4, 8193, 1),
-    (2, 300, 0),
-];
 
 /// Rows, columns of the first and of the second.
 const JOINS: [(usize, usize, usize); 4] = [(1, 64, 64), (3, 1, 37), (70, 129, 5), (513, 8, 8)];
@@ -85,84 +71,6 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
             Ok(vec![Output::exact("y", y, x.values)])
         }),
     ];
-    cases.extend(TOPS.map(|(rows, cols, k)| {
-        Case::new(
-            "read_top",
-            format!("{k} of [{rows}, {cols}]"),
-            Bound::EXACT,
-            move |b: &Checked<'_, B>, rng| {
-                // Rounded, so that there are ties.
-                let mut x = rng.values(rows, cols);
-                x.values.iter_mut().for_each(|v| *v = (*v * 50.0).round() / 50.0 + 0.0);
-                let top = b.read_top(&x.on(b)?, k, &[])?;
-                ensure(top.len() == rows, "not as many rows")?;
-                let expected: Vec<_> = (0..rows).map(|t| largest(x.row(t), k)).collect();
-                let part = |rows: &[Vec<(u32, f32)>]| -> (Vec<u32>, Vec<f32>) {
-                    rows.iter().flatten().copied().unzip()
-                };
-                let ((ids, values), (expected_ids, expected_values)) = (part(&top), part(&expected));
-                let expected_ids = expected_ids.into_iter().map(|id| id as usize);
-                Ok(vec![
-                    Output::ids("columns", &ids, expected_ids),
-                    Output::exact("values", values, expected_values).flat(),
-                ])
-            },
-        )
-    }));
-    cases.extend(TOPS.map(|(rows, cols, k)| {
-        let name = format!("{k} of some of [{rows}, {cols}]");
-        Case::new("read_top", name, Bound::EXACT, move |b: &Checked<'_, B>, rng| {
-            let mut x = rng.values(rows, cols);
-            x.values.iter_mut().for_each(|v| *v = (*v * 50.0).round() / 50.0 + 0.0);
-            // Rows of which all may be chosen, a half, few at the beginning, none.
-            let mut words = |t: usize| match t % 4 {
-                0 => None,
-                1 => Some((0..cols.div_ceil(32)).map(|_| rng.bits() as u32).collect()),
-                2 => Some(vec![0x8000_0009]),
-                _ => Some(Vec::new()),
-            };
-            let words: Vec<Option<Vec<u32>>> = (0..rows).map(&mut words).collect();
-            let allowed: Vec<_> = words.iter().map(Option::as_deref).collect();
-            let top = b.read_top(&x.on(b)?, k, &allowed)?;
-            ensure(top.len() == rows, "not as many rows")?;
-            for (t, (top, words)) in top.into_iter().zip(&words).enumerate() {
-                let is_allowed = |column: u32| match words {
-                    None => true,
-                    Some(words) => {
-                        words.get(column as usize / 32).is_some_and(|word| word >> (column % 32) & 1 == 1)
-                    }
-                };
-                let mut expected = largest(x.row(t), cols);
-                expected.retain(|(column, _)| is_allowed(*column));
-                expected.truncate(k);
-                ensure(top == expected, "other columns or values")?;
-            }
-            Ok(Vec::new())
-        })
-    }));
-    cases.push(Case::new(
-        "read_top",
-        "what is no number comes first",
-        Bound::EXACT,
-        |b: &Checked<'_, B>, rng| {
-            let mut x = rng.values(2, 3000);
-            (x.values[2999], x.values[3000 + 7]) = (f32::NAN, f32::INFINITY);
-            let top = b.read_top(&x.on(b)?, 2, &[])?;
-            ensure(top[0][0].0 == 2999 && top[0][0].1.is_nan(), "a NaN was passed over")?;
-            ensure(top[1][0] == (7, f32::INFINITY), "an infinity was passed over")?;
-            Ok(Vec::new())
-        },
-    ));
-    cases.push(Case::new(
-        "read_into",
-        "memory that held something else",
-        Bound::EXACT,
-        |b: &Checked<'_, B>, rng| {
-            let (x, mut values) = (rng.values(3, 37), vec![f32::NAN; 500]);
-            b.read_into(&x.on(b)?, &mut values)?;
-            Ok(vec![Output::exact("values", values, x.values)])
-        },
-    ));
     cases.extend([0, 1, 2, 1000].map(|count| {
         Case::new("parallel_for", format!("{count} tasks"), Bound::EXACT, move |b: &Checked<'_, B>, _| {
             let calls: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();

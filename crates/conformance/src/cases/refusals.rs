@@ -49,9 +49,6 @@ fn rows_and_columns<B: Backend>() -> Vec<Case<B>> {
     vec![
         wrong("upload", "one value too few", |b: &Checked<'_, B>, _| b.upload(2, 3, &[0.0; 5])),
         wrong("reshape", "another number of values", |b: &Checked<'_, B>, _| b.reshape(t(b, 2, 3)?, 2, 4)),
-        wrong("read_top", "columns of two rows, of three", |b: &Checked<'_, B>, _| {
-            b.read_top(&t(b, 3, 40)?, 1, &[None, Some(&[1])])
-        }),
         wrong("select_rows", "a row past the end", |b: &Checked<'_, B>, _| {
             b.select_rows(&t(b, 2, 3)?, &[0, 2])
         }),

@@ -108,8 +108,7 @@ fn every_operation_has_cases() {
     // These say something of the machine, or are no part of a step.
     let others = ["description", "depth", "take_profile", "parallel_for", "background", "most_places"];
     // These take nothing that can be wrong, or what a pool has checked.
-    let always =
-        ["read_into", "soft_cap", "rope_table", "grow", "copy", "clear", "save_kv", "save_state", "submit"];
+    let always = ["soft_cap", "rope_table", "grow", "copy", "clear", "save_kv", "save_state", "submit"];
     let images = ["load_kv", "load_state"];
     for operation in operations.filter(|o| ![&implied[..], &hints, &others].concat().contains(o)) {
         let of = |text: &str| names.iter().any(|n| n.starts_with(&format!("{operation}/{text}")));

@@ -535,13 +535,13 @@ impl Steps {
     }
 }
 
-/// Runs so many requests over a traced loop; every step must be planned, submitted, collected and
-/// committed once, in this order, with at most `depth` steps under way.
-fn trace_steps<B: Backend>(engine: Engine<B>, depth: usize, speculate: bool) {
+/// Runs one and `many` requests over a traced loop; every step must be planned, submitted, collected
+/// and committed once, in this order, with at most `depth` steps under way.
+fn trace_steps<B: Backend>(engine: Engine<B>, many: u32, depth: usize, speculate: bool) {
     let steps = Steps::default();
     let options = SchedulerOptions { speculate, trace: steps.trace(), ..SchedulerOptions::default() };
     let mut requests = Loop::new(engine, options);
-    let kinds = [1, 5].into_iter().flat_map(|n| [(n, SamplingParams::greedy()), (n, seeded(3))]);
+    let kinds = [1, many].into_iter().flat_map(|n| [(n, SamplingParams::greedy()), (n, seeded(3))]);
     // Each again with an end token: a step that looked ahead beyond it is collected too.
     let mut end_ids = Vec::new();
     for (ends, (count, sampling)) in kinds.flat_map(|kind| [(false, kind.clone()), (true, kind)]) {
@@ -587,13 +587,14 @@ fn trace_steps<B: Backend>(engine: Engine<B>, depth: usize, speculate: bool) {
 fn every_step_is_planned_submitted_collected_and_committed_once() {
     for name in ["qwen3_moe-bf16", "qwen3_5_moe-mtp-bf16"] {
         for speculate in [false, true] {
-            trace_steps(engine(name, &exact()), 1, speculate);
+            trace_steps(engine(name, &exact()), 64, 1, speculate);
         }
     }
     let Some(gpu) = devices::chained() else { return };
     let checkpoint = Fixture::open(&fixtures_folder().join("qwen3_moe-bf16")).checkpoint;
+    let many = if devices::thorough(&gpu) { 64 } else { 5 };
     let model = Model::load(&checkpoint, gpu).expect("a model");
-    trace_steps(Engine::new(model, &exact()).expect("an engine"), 2, false);
+    trace_steps(Engine::new(model, &exact()).expect("an engine"), many, 2, false);
 }
 
 /// Places to return to are memory too: those that a prompt leaves, and those before draft tokens.

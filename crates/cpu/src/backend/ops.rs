@@ -2,7 +2,7 @@
 
 use ::backend::{
     Activation, Batch, GdnShape, GdnVectors, Handle, LatentScores, Ops, Result, Routing, Scores, Shape,
-    Shared, Span, StepTables, check, largest_allowed,
+    Shared, Span, StepTables, check,
 };
 use checkpoint::Weight;
 
@@ -39,23 +39,6 @@ impl Ops for Cpu {
     fn read(&self, x: &Tensor) -> Result<Vec<f32>> {
         let _time = self.time("read");
         Ok(x.values().to_vec())
-    }
-
-    fn read_into(&self, x: &Tensor, values: &mut Vec<f32>) -> Result<()> {
-        let _time = self.time("read");
-        values.clear();
-        values.extend_from_slice(x.values());
-        Ok(())
-    }
-
-    fn read_top(&self, x: &Tensor, k: usize, allowed: &[Option<&[u32]>]) -> Result<Vec<Vec<(u32, f32)>>> {
-        let _time = self.time("read_top");
-        let mut rows = vec![Vec::new(); x.shape().rows];
-        let find = |t: usize, row: &mut [_]| {
-            row[0] = largest_allowed(x.row(t), k, allowed.get(t).copied().flatten());
-        };
-        self.machine.pool.pieces(&mut rows, 1, find);
-        Ok(rows)
     }
 
     fn read_routes(&self, routes: &Routes) -> Result<(Vec<u32>, Vec<f32>)> {

@@ -50,10 +50,7 @@ pub(super) fn submit<B: Backend>(
         Some(logits) if !chosen.is_empty() => Some(Checked(b).select_rows(logits, &chosen)?),
         _ => None,
     };
-    let masks = masks(b, plan, running, || {
-        // The model runs while they are computed.
-        b.submit(None, &[], pools.sequences().slabs_mut()).map(drop)
-    })?;
+    let masks = masks(b, plan, running);
     let mut choices = Vec::with_capacity(chosen.len());
     for ((part, request), masks) in plan.with(running).zip(&masks) {
         let (writer, slot) = (&request.writer, request.sequence.as_ref().map(|sequence| sequence.slot));
@@ -107,13 +104,8 @@ fn forward<B: Backend>(
     Ok(stepped)
 }
 
-/// The masks of all requests that have a constraint, on the backend's threads; `start` is called before the first.
-fn masks<B: Backend>(
-    b: &B,
-    plan: &Plan,
-    running: &mut [Request],
-    start: impl FnOnce() -> backend::Result<()>,
-) -> Result<Vec<Masks>, Error> {
+/// The masks of all requests that have a constraint, on the backend's threads.
+fn masks<B: Backend>(b: &B, plan: &Plan, running: &mut [Request]) -> Vec<Masks> {
     let mut masks = Vec::with_capacity(plan.parts.len());
     let mut constrained = Vec::new();
     for (i, (part, request)) in plan.with(running).enumerate() {
@@ -122,10 +114,6 @@ fn masks<B: Backend>(
             constrained.push((i, part.draft_tokens(), constraint));
         }
     }
-    if constrained.is_empty() {
-        return Ok(masks);
-    }
-    start()?;
     let found: Vec<Mutex<Masks>> = constrained.iter().map(|_| Mutex::new(Ok(Vec::new()))).collect();
     b.parallel_for(constrained.len(), &|i| {
         let (_, drafts, constraint) = &constrained[i];
@@ -134,7 +122,7 @@ fn masks<B: Backend>(
     for ((i, ..), found) in constrained.iter().zip(found) {
         masks[*i] = found.into_inner().unwrap_or_else(PoisonError::into_inner);
     }
-    Ok(masks)
+    masks
 }
 
 /// Waits for what a step brings.

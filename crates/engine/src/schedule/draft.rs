@@ -2,7 +2,7 @@
 //! one.
 
 use backend::pool::Slot;
-use backend::{Backend, Checked, Handle, Tokens};
+use backend::{Backend, Checked, Choice, Handle, Tokens};
 use models::Logits;
 
 use super::commit::Gains;
@@ -124,10 +124,11 @@ fn draft_all<B: Backend>(
         }
         let Some(drafted) = model.draft(pool, &hidden, &requests)? else { break };
         drop(requests);
-        let best = Checked(b).read_top(&drafted.logits, 1, &[])?;
+        let choices = vec![Choice::LIKELIEST; drafted.logits.shape().rows];
+        let best = b.collect(b.submit(Some(&drafted.logits), &choices, pool.slabs_mut())?)?;
         let mut next = Vec::new();
         for (row, (follower, best)) in followers.iter_mut().filter(|f| more(f)).zip(best).enumerate() {
-            follower.drafts.extend(best.first().map(|(id, _)| *id));
+            follower.drafts.push(best.token);
             if follower.length > made + 1 {
                 next.push(row);
             }

@@ -253,40 +253,33 @@ impl<B: Backend> Loop<B> {
     /// Makes room for the tokens of a step: first by what is kept for later, then by preempting the latest requests,
     /// which are computed again when there is room.
     fn reserve(&mut self, parts: &mut Vec<Part>) -> Result<(), Error> {
-        let mut i = 0;
-        while i < parts.len() {
-            let part = &mut parts[i];
-            let request = self.running.iter_mut().find(|request| request.number == part.request);
-            let Some(request) = request else {
-                parts.remove(i);
+        for part in &mut *parts {
+            let Some(at) = self.running.iter().position(|request| request.number == part.request) else {
                 continue;
             };
-            let Some(sequence) = &mut request.sequence else {
-                self.preempt(i);
+            let Some(sequence) = &mut self.running[at].sequence else {
+                self.preempt(at);
                 continue;
             };
             if part.drafts > 0 && !sequence.begin_drafts(&mut self.engine)? {
                 part.cut_drafts(0);
             }
-            let (slot, tokens) = (sequence.slot, part.tokens.len());
-            loop {
+            let slot = sequence.slot;
+            // Those behind it are preempted, then it itself.
+            while at < self.running.len() {
                 let (b, pools) = self.engine.parts();
-                if pools.sequences().reserve(b, slot, tokens)? {
-                    i += 1;
+                if pools.sequences().reserve(b, slot, part.tokens.len())? {
                     break;
                 }
-                if self.give_way() {
-                    continue;
-                }
-                if self.running.len() == 1 {
-                    return Err(Error::CachesFull { bytes_for_caches: self.engine.pools().budget() });
-                }
-                self.preempt(self.running.len() - 1);
-                if i >= self.running.len() || self.running[i..].iter().all(|r| r.number != parts[i].request) {
-                    break;
+                if !self.give_way() {
+                    if self.running.len() == 1 {
+                        return Err(Error::CachesFull { bytes_for_caches: self.engine.pools().budget() });
+                    }
+                    self.preempt(self.running.len() - 1);
                 }
             }
         }
+        parts.retain(|part| self.running.iter().any(|request| request.number == part.request));
         Ok(())
     }
 

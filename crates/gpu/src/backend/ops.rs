@@ -2,7 +2,7 @@
 
 use ::backend::{
     Activation, Batch, GdnShape, GdnVectors, Handle, LatentScores, Ops, Result, Routing, Scores, Shape,
-    Shared, Span, StepTables, largest_allowed,
+    Shared, Span, StepTables,
 };
 
 use crate::ops::attention::{Cached, Queries};
@@ -38,15 +38,6 @@ impl Ops for Gpu {
     fn read(&self, x: &Tensor) -> Result<Vec<f32>> {
         let [bytes] = self.recorder.read([(x.buffer(), 4 * x.shape().len() as u64)])?;
         Ok(floats(&bytes))
-    }
-
-    fn read_top(&self, x: &Tensor, k: usize, allowed: &[Option<&[u32]>]) -> Result<Vec<Vec<(u32, f32)>>> {
-        if allowed.iter().all(Option::is_none) {
-            return self.top(x, k);
-        }
-        let (values, cols) = (self.read(x)?, x.shape().cols);
-        let rows = values.chunks_exact(cols.max(1)).zip(allowed);
-        Ok(rows.map(|(row, allowed)| largest_allowed(row, k, *allowed)).collect())
     }
 
     fn read_routes(&self, routes: &Routes) -> Result<(Vec<u32>, Vec<f32>)> {

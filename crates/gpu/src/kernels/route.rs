@@ -1,6 +1,6 @@
 //! Routing, and the largest values of a row.
 
-use crate::kernel::{consts, kernel};
+use crate::kernel::kernel;
 
 kernel! {
     route_softmax = "route_softmax" [Order, Rank, Sum]
@@ -23,21 +23,9 @@ kernel! {
     fixed { threads = 256 }
 }
 
-consts! {
-    /// Whether it looks through what an earlier pass has found.
-    Pass { again: bool }
-}
-
-impl Pass {
-    pub fn all() -> Vec<Self> {
-        [false, true].map(|again| Self { again }).to_vec()
-    }
-}
-
 kernel! {
     top = "top" [Order, Best]
-    params { rows: u32, cols: u32, block: u32, blocks: u32, k: u32 }
-    bindings { x: read, columns: read or x, ids: write, values: write }
+    params { rows: u32, cols: u32, block: u32, blocks: u32 }
+    bindings { x: read, ids: write, values: write }
     fixed { threads = 256 }
-    consts Pass in Pass::all;
 }

@@ -13,7 +13,6 @@
 
 use std::collections::HashMap;
 
-use ::backend::sampling::Sampling;
 use ::backend::{Adjusted, Choice, Error, Handle, Result, Sampled, Shape, check, choose};
 
 use super::{folded, word};
@@ -271,55 +270,29 @@ fn remembered(choices: &[Choice<'_>]) -> Vec<u32> {
     choices.iter().map(slot).zip(0..).map(|(s, row)| if lasts[&s] == row { s } else { NOBODY }).collect()
 }
 
-/// The likeliest token.
-const GREEDY: Sampling = Sampling {
-    temperature: 0.0,
-    top_k: 0,
-    top_p: 1.0,
-    min_p: 0.0,
-    repetition_penalty: 1.0,
-    presence_penalty: 0.0,
-    frequency_penalty: 0.0,
-    seed: 0,
-};
-
 /// A token that was chosen, with the log probabilities that the model itself gave it and the likeliest.
 fn with_logprobs(logits: &[f32], token: u32, count: usize) -> Sampled {
     // No other one may be chosen.
     let mut allowed = vec![0; logits.len().div_ceil(32)];
     allowed[token as usize / 32] = 1 << (token % 32);
-    let this = Choice {
-        slot: None,
-        sampling: &GREEDY,
-        draw: 0,
-        adjusted: &[],
-        counts_last: false,
-        allowed: Some(&allowed),
-        logprobs: Some(count),
-    };
+    let this = Choice { allowed: Some(&allowed), logprobs: Some(count), ..Choice::LIKELIEST };
     choose(logits, &this)
 }
 
 #[cfg(test)]
 mod tests {
+    use ::backend::Sampling;
+
     use super::*;
 
     #[test]
     fn changes_are_found_by_block() {
-        let sampling = Sampling { temperature: 0.5, ..GREEDY };
+        let sampling = Sampling { temperature: 0.5, ..Sampling::GREEDY };
         let change = |token, seen| Adjusted { token, seen, generated: 2, bias: 0.5 };
         let last = BLOCK as u32;
         let changes = [change(3, true), change(last - 1, false), change(last, true), change(9 * last, true)];
         let allowed = [7, 8];
-        let plain = Choice {
-            slot: None,
-            sampling: &sampling,
-            draw: 0,
-            adjusted: &[],
-            counts_last: false,
-            allowed: None,
-            logprobs: None,
-        };
+        let plain = Choice { sampling: &sampling, ..Choice::LIKELIEST };
         let changed = Choice { adjusted: &changes, allowed: Some(&allowed), ..plain };
         let mut rows = Rows::default();
         rows.push(&plain, [NOBODY, NOBODY], 2 * BLOCK + 1);
