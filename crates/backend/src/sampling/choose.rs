@@ -114,7 +114,45 @@ struct Kept {
 
 fn draw(logits: &[f32], max: f32, choice: &Choice<'_>) -> u32 {
     let scale = Scale { max, factor: choice.sampling.scale() };
-    let kept = filter(logits, scale, choice.sampling);
+    let top_k = choice.sampling.top_k;
+    if (1..logits.len()).contains(&top_k) {
+        let step = largest(logits, top_k).last().map_or(FURTHEST, |(_, kth)| scale.step(*kth));
+        if step < FURTHEST {
+            // Few are left: nothing else is looked at again.
+            let (tokens, logits): (Vec<u32>, Vec<f32>) = down_to(logits, scale, step).into_iter().unzip();
+            return tokens[draw_among(&logits, |i| tokens[i as usize], scale, step, choice) as usize];
+        }
+    }
+    draw_among(logits, |i| i, scale, FURTHEST, choice)
+}
+
+/// Tokens down to a step, with their logits.
+fn down_to(logits: &[f32], scale: Scale, step: u32) -> Vec<(u32, f32)> {
+    const BLOCK: usize = 32;
+    // A little below that of the step's last token, so that rounding decides nothing here.
+    let reach = (f64::from(step) + 2.0) / (f64::from(LIKELIHOOD_STEPS) * f64::from(scale.factor));
+    let least = (f64::from(scale.max) - reach - 1e-6 * f64::from(scale.max.abs()) - 1e-30) as f32;
+    let mut found = Vec::new();
+    for (block, values) in logits.chunks(BLOCK).enumerate() {
+        if values.iter().fold(false, |some, value| some | (*value >= least)) {
+            let tokens = ((block * BLOCK) as u32..).zip(values);
+            let kept = tokens.filter(|(_, value)| **value >= least && scale.step(**value) <= step);
+            found.extend(kept.map(|(token, value)| (token, *value)));
+        }
+    }
+    found
+}
+
+/// The place, among the logits of some tokens in ascending order, of the one that is drawn; none of those down to `step`
+/// is missing.
+fn draw_among(
+    logits: &[f32],
+    token: impl Fn(u32) -> u32,
+    scale: Scale,
+    step: u32,
+    choice: &Choice<'_>,
+) -> u32 {
+    let kept = filter(logits, scale, step, choice.sampling);
     let key = choice.noise_key();
     let (mut chosen, mut best) = (0, f64::NEG_INFINITY);
     let mut bounds = [0.0; TOGETHER];
@@ -122,23 +160,23 @@ fn draw(logits: &[f32], max: f32, choice: &Choice<'_>) -> u32 {
         let first = (block * TOGETHER) as u32;
         let least = best as f32;
         let mut some = false;
-        for ((bound, value), token) in bounds.iter_mut().zip(values).zip(first..) {
+        for ((bound, value), place) in bounds.iter_mut().zip(values).zip(first..) {
             // Rounding is far less than what the noise's bound is too large by.
-            *bound = scale.z(*value) + most_gumbel(noise_bits(key, token));
+            *bound = scale.z(*value) + most_gumbel(noise_bits(key, token(place)));
             some |= *bound >= least;
         }
         if !some {
             continue;
         }
-        for ((bound, value), token) in bounds.iter().zip(values).zip(first..) {
+        for ((bound, value), place) in bounds.iter().zip(values).zip(first..) {
             let kept = *bound >= best as f32
                 && *value > f32::NEG_INFINITY
                 && scale.step(*value) <= kept.step
                 && scale.z(*value) >= kept.floor;
             if kept {
-                let noisy = f64::from(scale.z(*value)) + gumbel(noise_bits(key, token));
+                let noisy = f64::from(scale.z(*value)) + gumbel(noise_bits(key, token(place)));
                 if noisy > best {
-                    (chosen, best) = (token, noisy);
+                    (chosen, best) = (place, noisy);
                 }
             }
         }
@@ -146,16 +184,9 @@ fn draw(logits: &[f32], max: f32, choice: &Choice<'_>) -> u32 {
     chosen
 }
 
-/// What top-k, then top-p, then min-p leave.
-fn filter(logits: &[f32], scale: Scale, sampling: &Sampling) -> Kept {
-    let mut step = FURTHEST;
-    if sampling.top_k > 0 && sampling.top_k < logits.len() {
-        let likely = largest(logits, sampling.top_k);
-        step = likely.last().map_or(FURTHEST, |(_, kth)| scale.step(*kth));
-    }
-    if sampling.top_p < 1.0 {
-        step = top_p(logits, scale, step, sampling.top_p);
-    }
+/// What top-p, then min-p leave of tokens down to a step.
+fn filter(logits: &[f32], scale: Scale, step: u32, sampling: &Sampling) -> Kept {
+    let step = if sampling.top_p < 1.0 { top_p(logits, scale, step, sampling.top_p) } else { step };
     Kept { step, floor: if sampling.min_p > 0.0 { sampling.floor() } else { f32::NEG_INFINITY } }
 }
 

@@ -1,5 +1,6 @@
 //! The end of a step: tokens are told, drafts accepted or rejected, requests end.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use backend::Backend;
@@ -7,7 +8,8 @@ use backend::Backend;
 use super::device::Collected;
 use super::draft::draft;
 use super::job::{Finish, Update};
-use super::plan::Plan;
+use super::lock;
+use super::plan::{Part, Plan};
 use super::request::Request;
 use super::step_loop::Loop;
 use super::trace::Phase;
@@ -47,17 +49,27 @@ impl<B: Backend> Loop<B> {
         self.trace.tell(Phase::Commit, &plan, clock);
     }
 
-    /// Tells the tokens of all requests.
+    /// Tells the tokens of all requests, on the backend's threads: so whoever hears of them wakes up once, when all are
+    /// told, and not for each.
     fn tell(&mut self, plan: &Plan, collected: &Collected<B>) -> Gains {
         let Self { engine, running, .. } = self;
         let (brought, context) = (collected.of(plan), engine.context());
-        let mut gains = Vec::with_capacity(plan.parts.len());
+        // Each is locked once: it is how threads get one request each.
+        let mut told = Vec::with_capacity(plan.parts.len());
         for (part, request) in plan.with(running) {
             let own = plan.parts.iter().position(|other| other.request == part.request);
-            let (sampled, logits) = own.map(|i| brought[i]).unwrap_or_default();
-            gains.push((part.request, request.writer.advance(part, sampled, logits, context)));
+            let brought = own.map(|i| brought[i]).unwrap_or_default();
+            told.push(Mutex::new((part, &mut request.writer, brought, Ok(Gain::default()))));
         }
-        gains
+        engine.model().backend().parallel_for(told.len(), &|i| {
+            let (part, writer, (sampled, logits), gain) = &mut *lock(&told[i]);
+            *gain = writer.advance(part, sampled, logits, context);
+        });
+        let gain = |told: Mutex<(&Part, _, _, _)>| {
+            let (part, _, _, gain) = told.into_inner().unwrap_or_else(PoisonError::into_inner);
+            (part.request, gain)
+        };
+        told.into_iter().map(gain).collect()
     }
 
     /// Has the next masks of constraints computed from here on, while others wait for this thread.
@@ -122,7 +134,7 @@ impl<B: Backend> Loop<B> {
             // A step under way has seen the last token, and nothing that is not known.
             sequence.tokens = request.writer.text();
             sequence.tokens.truncate(sequence.len);
-            self.prefixes.put(&mut self.engine, sequence);
+            self.prefixes.put(&mut self.engine, &self.running, sequence);
         }
         request.writer.finish(finish);
     }

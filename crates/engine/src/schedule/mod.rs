@@ -65,7 +65,7 @@ impl Default for SchedulerOptions {
             slots: 64,
             queue: 256,
             prefix_memory: 2 << 30,
-            prefixes: usize::MAX,
+            prefixes: 1024,
             prefix_folder: None,
             speculate: true,
             trace: Trace::default(),

@@ -20,7 +20,7 @@ const WORTH_SHARING: usize = 8;
 /// Sequences that nobody is writing, the least recently used first.
 pub(super) struct Prefixes {
     kept: VecDeque<Sequence>,
-    /// Bytes that they take, what they share counted once.
+    /// Bytes that nobody else holds.
     bytes: u64,
     /// Sequences of an earlier run, not read yet.
     saved: Vec<(PathBuf, Vec<u32>)>,
@@ -54,7 +54,7 @@ impl Prefixes {
         Self { kept: VecDeque::new(), bytes: 0, saved, files, memory, most }
     }
 
-    /// Bytes that they take, what they share counted once.
+    /// Bytes that nobody else holds.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -138,13 +138,14 @@ impl Prefixes {
             return Ok(Some(copy));
         }
         let Some(sequence) = self.kept.remove(i) else { return Ok(None) };
-        let sequence = sequence.rewind(engine, shared.len())?;
-        self.measure(engine);
-        Ok(sequence)
+        let drafts = sequence.draft.as_ref().map(|draft| draft.slot);
+        let taken = engine.pools().bytes_of(sequence.slots(), drafts);
+        self.bytes = self.bytes.saturating_sub(taken);
+        sequence.rewind(engine, shared.len())
     }
 
-    /// Keeps a sequence. Another one that is the beginning of this is of no more use.
-    pub fn put<B: Backend>(&mut self, engine: &mut Engine<B>, sequence: Sequence) {
+    /// Keeps a sequence beside those of running requests. Another one that is the beginning of this is of no more use.
+    pub fn put<B: Backend>(&mut self, engine: &mut Engine<B>, running: &[Request], sequence: Sequence) {
         if sequence.len == 0 || sequence.len != sequence.tokens.len() {
             return sequence.release(engine);
         }
@@ -153,7 +154,10 @@ impl Prefixes {
         self.kept = kept.into();
         beginnings.into_iter().for_each(|beginning| beginning.release(engine));
         self.kept.push_back(sequence);
-        self.measure(engine);
+        let others = || running.iter().filter_map(|request| request.sequence.as_ref());
+        let drafts = others().filter_map(|sequence| Some(sequence.draft.as_ref()?.slot));
+        let held = engine.pools().bytes_of(others().flat_map(Sequence::slots), drafts);
+        self.bytes = engine.pools().used().saturating_sub(held);
         self.shrink(engine, self.memory);
     }
 
@@ -165,16 +169,10 @@ impl Prefixes {
     /// Gives up the least recently used sequence; whether there was one.
     pub fn drop_oldest<B: Backend>(&mut self, engine: &mut Engine<B>) -> bool {
         let Some(oldest) = self.kept.pop_front() else { return false };
+        let before = engine.pools().used();
         oldest.release(engine);
-        self.measure(engine);
+        self.bytes = self.bytes.saturating_sub(before - engine.pools().used());
         true
-    }
-
-    /// Counts the bytes of what is kept.
-    fn measure<B: Backend>(&mut self, engine: &Engine<B>) {
-        let drafts = self.kept.iter().filter_map(|sequence| Some(sequence.draft.as_ref()?.slot));
-        let slots = self.kept.iter().flat_map(Sequence::slots);
-        self.bytes = engine.pools().bytes_of(slots, drafts);
     }
 
     /// Writes all to `folder`, and removes this model's oldest files there beyond the memory for

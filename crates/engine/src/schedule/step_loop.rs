@@ -151,7 +151,7 @@ impl<B: Backend> Loop<B> {
         loop {
             if let Some(sequence) = self.engine.load(path)? {
                 let len = sequence.len;
-                self.prefixes.put(&mut self.engine, sequence);
+                self.prefixes.put(&mut self.engine, &self.running, sequence);
                 return Ok(len);
             }
             if !self.prefixes.drop_oldest(&mut self.engine) {
