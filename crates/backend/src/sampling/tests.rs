@@ -1,20 +1,11 @@
 use super::*;
 
 fn open() -> Sampling {
-    Sampling {
-        temperature: 1.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        seed: 1,
-    }
+    Sampling { temperature: 1.0, seed: 1, ..Sampling::GREEDY }
 }
 
 fn plain(sampling: &Sampling) -> Choice<'_> {
-    Choice { slot: None, sampling, draw: 0, adjusted: &[], counts_last: false, allowed: None, logprobs: None }
+    Choice { sampling, ..Choice::LIKELIEST }
 }
 
 fn greedy() -> Sampling {

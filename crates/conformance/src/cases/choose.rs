@@ -13,16 +13,7 @@ use crate::{Bound, Case, CaseResult, Fault, Output};
 const BOUND: Bound = Bound::l2(1e-5);
 
 /// The likeliest token.
-pub(super) const GREEDY: Sampling = Sampling {
-    temperature: 0.0,
-    top_k: 0,
-    top_p: 1.0,
-    min_p: 0.0,
-    repetition_penalty: 1.0,
-    presence_penalty: 0.0,
-    frequency_penalty: 0.0,
-    seed: 0,
-};
+pub(super) const GREEDY: Sampling = Sampling::GREEDY;
 /// A draw by the model's own probabilities.
 pub(super) const PLAIN: Sampling = Sampling { temperature: 1.0, seed: 7, ..GREEDY };
 /// Everything together.
