@@ -292,7 +292,7 @@ pub fn run<B: Backend>(b: &B, cases: impl IntoIterator<Item = Case<B>>) -> Vec<O
 const FAST: Bound = Bound::l2(1e-2);
 
 /// Operations in which fast numerics round.
-const ROUNDED: [&str; 17] = [
+const ROUNDED: &[&str] = &[
     "linear",
     "matmul",
     "matmuls",
@@ -313,8 +313,8 @@ const ROUNDED: [&str; 17] = [
 ];
 
 /// Operations in which fast numerics round where caches are of f16 or of codes, which the names of such cases say.
-const ROUNDED_BY_CACHES: [&str; 9] =
-    ["sdpa", "mla_attention", "kv_append", "save_kv", "load_kv", "copy", "grow", "truncate", "release"];
+const ROUNDED_BY_CACHES: &[&str] =
+    &["sdpa", "mla_attention", "kv_append", "save_kv", "load_kv", "copy", "grow", "truncate", "release"];
 
 /// The operation that a case's name begins with.
 fn operation(name: &str) -> &str {

@@ -9,7 +9,7 @@ use crate::weights::{BF16, F16, F32, Q4, Recipe, affine, format_name, formats, f
 use crate::{Bound, Case, Output};
 
 /// Tokens, outputs, inputs, format, bound. Odd sizes where the format allows them.
-const SHAPES: [(usize, usize, usize, Format, f64); 17] = [
+const SHAPES: &[(usize, usize, usize, Format, f64)] = &[
     (1, 1, 1, F32, 1e-6),
     (1, 1, 7, BF16, 1e-6),
     (7, 3, 1, F16, 1e-6),
@@ -52,7 +52,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         }
         cases.extend(these.into_iter().map(|case| case.combination(!in_pairs(format))));
     }
-    for (n, rows, cols, format, bound) in SHAPES {
+    for (n, rows, cols, format, bound) in SHAPES.iter().copied() {
         let detail = format!("{}, n={n}, [{rows}, {cols}]", format_name(format));
         cases.push(matmul(detail, n, Recipe::new(format, rows, cols), Bound::l2(bound)));
     }
